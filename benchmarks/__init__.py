@@ -1,0 +1,1 @@
+"""Comparisons that anyone can run: `python -m benchmarks --help`."""

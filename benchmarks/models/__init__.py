@@ -1,0 +1,1 @@
+"""The models that are timed. None couples samples, shares a weight or draws random numbers."""

@@ -1,0 +1,124 @@
+"""The arguments of a step: which are tensors, which of them hold samples, and how many."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import TreeSpec, keystr, tree_flatten_with_path, tree_structure, tree_unflatten
+
+from fxgram.errors import InvalidArgument, InvalidBatch
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Arguments of one call, flattened."""
+
+    tensors: tuple[torch.Tensor, ...]
+    names: tuple[str, ...]  # of the tensors, as the caller would write them: `args[0]['ids']`
+    batched: tuple[bool, ...]  # whether dim 0 of the tensor holds the samples
+    size: int  # number of samples K
+    places: tuple[int, ...]  # of the tensors among the leaves
+    plain: tuple[Any, ...]  # all leaves, None for tensors
+    tree: TreeSpec
+
+    def arguments(self, tensors: tuple[torch.Tensor, ...]) -> tuple[tuple, dict[str, Any]]:
+        """`(args, kwargs)` with other tensors in the places of these."""
+        leaves = list(self.plain)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            leaves[place] = tensor
+        return tree_unflatten(leaves, self.tree)
+
+    @property
+    def key(self) -> tuple:
+        """What a program is specialised on: all but the number of samples of two or more."""
+        size = min(self.size, 2)
+        metas = tuple(
+            (t.dtype, t.device, tuple(t.shape[1:]) if b else tuple(t.shape), b)
+            for t, b in zip(self.tensors, self.batched)
+        )
+        return size, metas, tuple((type(p), p) for p in self.plain), self.tree
+
+
+def flatten(args: tuple, kwargs: dict[str, Any], batch_dim: Any) -> Batch:
+    """Flatten the arguments of a step and count the samples.
+
+    Raises: InvalidBatch if the tensors disagree on the number of samples, if no tensor holds any,
+        or if an argument is neither a tensor, a plain value, nor a registered container of these.
+    """
+    paths, tree = tree_flatten_with_path((args, kwargs))
+    dims = _dims(batch_dim, args, kwargs)
+    tensors, names, batched, places, plain = [], [], [], [], []
+    for place, ((path, leaf), dim) in enumerate(zip(paths, dims, strict=True)):
+        name = _name(path)
+        if isinstance(leaf, torch.Tensor):
+            tensors.append(leaf)
+            names.append(name)
+            batched.append(dim == 0 and leaf.ndim > 0)
+            places.append(place)
+            plain.append(None)
+        elif isinstance(leaf, _PLAIN):
+            plain.append(leaf)
+        else:
+            raise InvalidBatch(
+                f"`{name}` is a {type(leaf).__name__}. Pass tensors, plain values, or containers of "
+                "these; register your own container with torch.utils._pytree.register_pytree_node."
+            )
+    sizes = {n: t.shape[0] for n, t, b in zip(names, tensors, batched) if b}
+    if not sizes:
+        raise InvalidBatch("No tensor of the batch holds samples: pass one with a batch dimension.")
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"`{n}` has {size}" for n, size in sizes.items())
+        raise InvalidBatch(
+            f"The tensors of the batch disagree on the number of samples along dim 0: {listed}. "
+            "Name those that all samples share with a None in batch_dim, e.g. batch_dim=(0, None)."
+        )
+    return Batch(
+        tuple(tensors), tuple(names), tuple(batched), next(iter(sizes.values())), tuple(places),
+        tuple(plain), tree,
+    )  # fmt: skip
+
+
+def _name(path: tuple) -> str:
+    """`args[0]['ids']` or `kwargs['mask']`."""
+    head, *rest = path
+    return ("args" if head.idx == 0 else "kwargs") + keystr(tuple(rest))
+
+
+def _dims(batch_dim: Any, args: tuple, kwargs: dict[str, Any]) -> list[int | None]:
+    """The batch dim of every leaf; a tree of dims may end above the leaves, as vmap's in_dims."""
+    keywords = [0] * tree_structure(kwargs).num_leaves
+    if isinstance(batch_dim, int):
+        return [batch_dim] * tree_structure(args).num_leaves + keywords
+    if not isinstance(batch_dim, tuple | list) or len(batch_dim) != len(args):
+        raise InvalidBatch(
+            f"batch_dim={batch_dim!r} does not fit {len(args)} positional arguments: give one entry "
+            "for each."
+        )
+    return _spread(tuple(batch_dim), args) + keywords
+
+
+def _spread(dims: Any, tree: Any) -> list[int | None]:
+    if isinstance(dims, int) or dims is None:
+        return [dims] * tree_structure(tree).num_leaves
+    if isinstance(dims, dict) and isinstance(tree, dict) and dims.keys() == tree.keys():
+        return [d for key in tree for d in _spread(dims[key], tree[key])]
+    if isinstance(dims, tuple | list) and isinstance(tree, tuple | list) and len(dims) == len(tree):
+        return [d for one, part in zip(dims, tree) for d in _spread(one, part)]
+    raise InvalidBatch(f"batch_dim entry {dims!r} does not fit an argument of the batch.")
+
+
+def validate_batch_dim(batch_dim: Any) -> None:
+    """Check the option of `compile`.
+
+    Raises: NotImplementedError for dims other than 0; InvalidArgument for what is no dim.
+    """
+    if batch_dim is None:
+        raise NotImplementedError("batch_dim=None (coupled losses) is not implemented yet")
+    for dim in torch.utils._pytree.tree_leaves(batch_dim):
+        if dim is None or (isinstance(dim, int) and not isinstance(dim, bool) and dim == 0):
+            continue
+        if isinstance(dim, int) and not isinstance(dim, bool):
+            raise NotImplementedError(f"batch_dim={batch_dim!r}: dims other than 0 are not implemented yet")
+        raise InvalidArgument(f"batch_dim={batch_dim!r}: expected 0 or a tree of 0 and None.")

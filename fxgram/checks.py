@@ -1,0 +1,177 @@
+"""The last word on a new program: against the eager model, and on the independence of samples."""
+
+from collections.abc import Callable
+
+import torch
+from torch import fx, nn
+
+import passes
+from fxgram.batch import Batch
+from fxgram.diagnosis import describe
+from fxgram.errors import CoupledSamples, UnfaithfulCapture
+from fxgram.program import Program
+from fxgram.state import frozen_state
+from passes import SampleAxis
+
+# Largest difference that counts as rounding, relative to the largest value compared.
+_ROUNDING = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
+
+
+def check(program: Program, model: nn.Module, objective: Callable | None, batch: Batch) -> None:
+    """Compare a program with the eager model and test that samples are independent.
+
+    Costs one eager step, one compiled step and two backward passes. Leaves random state, buffers
+    and `.grad` as they were.
+
+    Raises: CoupledSamples naming the operators; UnfaithfulCapture naming the parameters.
+    """
+    if batch.size > 1:
+        _check_independence(program, model, batch)
+    _check_faithful(program, model, objective, batch)
+
+
+def row_weights(count: int, like: torch.Tensor) -> torch.Tensor:
+    """Weights `[K]`, plus or minus powers of two: multiplying by them does not round.
+
+    They come from a generator of their own, different for neighbours and for most pairs.
+    """
+    generator = torch.Generator().manual_seed(count)
+    wide = torch.finfo(like.dtype).bits > 16
+    powers = torch.arange(-6, 7) if wide else torch.arange(-2, 3)
+    levels = torch.cat([2.0**powers, -(2.0**powers)])
+    rounds = -(-count // len(levels))
+    picks = [levels[torch.randperm(len(levels), generator=generator)] for _ in range(rounds)]
+    return torch.cat(picks)[:count].to(device=like.device, dtype=like.dtype)
+
+
+def _check_independence(program: Program, model: nn.Module, batch: Batch) -> None:
+    """Cotangents under row weights r must be r[k] times those of sample k, at every site."""
+    module, sites = _cotangent_module(program)
+    inputs = program.last.inputs(batch.tensors)
+    with torch.no_grad():
+        weights = row_weights(batch.size, program.losses_like(batch.size))
+        with frozen_state(model):
+            losses, *plain = module.forward(*inputs, torch.ones_like(weights))
+        with frozen_state(model):
+            _, *weighted = module.forward(*inputs, weights)
+    tolerance = _ROUNDING[losses.dtype]
+    coupled = [
+        node
+        for (node, axis), one, other in zip(sites, plain, weighted)
+        if not _rows_scaled(one, other, weights, axis, tolerance)
+    ]
+    if coupled:
+        first = coupled[0]
+        raise CoupledSamples(
+            "The losses of different samples depend on each other: the gradient of one loss reaches "
+            f"another sample's part of {first}"
+            + (f" and of {len(coupled) - 1} later operators" if len(coupled) > 1 else "")
+            + ". With batch_dim=0 every loss must depend on its own sample alone."
+        )
+
+
+def _rows_scaled(
+    one: torch.Tensor, other: torch.Tensor, weights: torch.Tensor, axis: SampleAxis, rtol: float
+) -> bool:
+    expected = passes.scale_rows(one, weights, axis)
+    parts = axis.outer, len(weights), axis.inner
+    rows = [
+        t.unflatten(axis.dim, parts).movedim(axis.dim + 1, 0).flatten(1).float() for t in (expected, other)
+    ]
+    difference = (rows[0] - rows[1]).abs()
+    same_nan = rows[0].isnan() & rows[1].isnan() | (rows[0] == rows[1])
+    largest = rows[0].abs().nan_to_num().amax(1, keepdim=True) if rows[0].numel() else rows[0]
+    return bool((same_nan | (difference <= rtol * largest)).all())
+
+
+def _cotangent_module(program: Program) -> tuple[fx.GraphModule, list[tuple[str, SampleAxis]]]:
+    """A module `(inputs, seeds) -> (losses, cotangents)`, and what each cotangent belongs to."""
+    captured = {n.name: n for n in program.sited.nodes}
+    graph, mapping = passes.copy_graph(program.lowered.graph)
+    *_, output = graph.nodes
+    results = next(reversed(program.lowered.graph.nodes)).args[0]
+    outputs, sites = [results["losses"]], []
+    for name, cotangents in results["cotangents"].items():
+        node = captured[name]
+        axes = passes.differentiable_axes(node)
+        for cotangent, axis in zip(cotangents, axes):
+            if cotangent is not None and axis is not None:
+                outputs.append(cotangent)
+                sites.append((describe(node), axis))
+    output.args = (tuple(mapping[n] for n in outputs),)
+    passes.drop_dead_nodes(graph)
+    unread = next(n for n in graph.nodes if n.op == "placeholder" and n.name == passes.WEIGHTS)
+    graph.erase_node(unread)
+    module = fx.GraphModule(program.lowered, graph)
+    return module, sites
+
+
+def _check_faithful(
+    program: Program, model: nn.Module, objective: Callable | None, batch: Batch
+) -> None:
+    """Losses and a randomly weighted gradient against plain autograd of the eager model."""
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    with frozen_state(model, tensors=True), _without_hooks(named), torch.enable_grad():
+        args, kwargs = batch.arguments(tuple(t.clone() for t in batch.tensors))
+        eager = model(*args, **kwargs) if objective is None else objective(model, *args, **kwargs)
+        weights = row_weights(batch.size, eager.detach())
+        expected = torch.autograd.grad(eager, list(named.values()), weights, allow_unused=True)
+    with frozen_state(model, tensors=True):
+        losses, gradients = program.last.gradients(batch.tensors, weights)
+    tolerance = _ROUNDING[losses.dtype]
+    if not _close(losses, eager.detach(), tolerance):
+        raise UnfaithfulCapture(
+            "The compiled program gives other losses than the eager model with the same random state: "
+            f"{_sample(losses)} instead of {_sample(eager.detach())}. The forward may depend on "
+            "something that changes from call to call."
+        )
+    scale = max((float(g.abs().amax()) for g in expected if g is not None and g.numel()), default=0.0)
+    wrong = {}
+    for (name, parameter), grad in zip(named.items(), expected):
+        grad = torch.zeros_like(parameter) if grad is None else grad
+        mine = gradients.get(name)
+        mine = torch.zeros_like(parameter) if mine is None else mine
+        if not _close(mine, grad, tolerance, 1e-3 * scale):
+            wrong[name] = float((mine - grad).abs().amax())
+    if wrong:
+        worst = sorted(wrong, key=lambda n: -wrong[n])
+        raise UnfaithfulCapture(
+            "The gradients of the compiled program differ from those of the eager model for "
+            f"{', '.join(worst[:5])} (largest difference {wrong[worst[0]]:.2e}). Something in the "
+            "forward was lost when it was captured: a hook, a custom backward, or a change of "
+            "tensors that autograd does not see."
+        )
+
+
+def _close(a: torch.Tensor, b: torch.Tensor, rtol: float, atol: float = 0.0) -> bool:
+    if a.shape != b.shape:
+        return False
+    if not a.numel():
+        return True
+    finite = b[b.isfinite()].abs()
+    largest = float(finite.amax()) if finite.numel() else 0.0
+    return torch.allclose(a, b, rtol=0.0, atol=rtol * max(largest, atol) + 1e-30, equal_nan=True)
+
+
+def _sample(values: torch.Tensor) -> list[float]:
+    return [round(v, 6) for v in values.flatten()[:3].tolist()]
+
+
+class _without_hooks:
+    """Set hooks on parameters aside: the eager gradient is for comparison alone."""
+
+    def __init__(self, named: dict[str, nn.Parameter]):
+        self.parameters = list(named.values())
+
+    def __enter__(self) -> None:
+        self.hooks = [p._backward_hooks for p in self.parameters]
+        for parameter, hooks in zip(self.parameters, self.hooks):
+            if hooks:
+                parameter._backward_hooks = None
+
+    def __exit__(self, *error: object) -> None:
+        for parameter, hooks in zip(self.parameters, self.hooks):
+            if hooks:
+                parameter._backward_hooks = hooks
+
+

@@ -1,0 +1,1 @@
+"""`fxgram demo`: Jacobian descent on handwritten digits; needs the extra `demo`."""

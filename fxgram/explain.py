@@ -1,0 +1,130 @@
+"""Tables of what was compiled: the passes, and the uses with their cost."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fxgram import plan
+from passes import Contribution, Factors, PassRecord
+
+
+@dataclass(frozen=True)
+class UseRow:
+    """One use of a parameter."""
+
+    parameter: str  # full name
+    shape: tuple[int, ...]
+    op: str  # operator of the site
+    source: str  # the user's line
+    factors: str  # labels of the factored Jacobian, "kso,ksi->oi"
+    contraction: str  # "gradients" (per-sample gradients, then J Jᵀ) or "pairs"
+    multiply_adds: float | None  # of the contraction at the last batch size; None: not known
+    bytes: float | None  # read and written besides the operands
+    method: str  # "rule", "region" (rule, then through arithmetic on parameters) or "fallback"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One row for each use, and totals; printable."""
+
+    rows: tuple[UseRow, ...]
+    samples: int
+
+    @staticmethod
+    def of(contributions: Sequence[Contribution], samples: int) -> "Explanation":
+        """Explain the contributions at a number of samples."""
+        return Explanation(tuple(_rows(contributions, samples)), samples)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return {"samples": self.samples, "uses": [vars(row) for row in self.rows]}
+
+    def __str__(self) -> str:
+        head = ("parameter", "shape", "op", "factors", "contraction", "mul-adds", "bytes", "by", "source")
+        body = [
+            (r.parameter, "x".join(map(str, r.shape)) or "scalar", r.op, r.factors, r.contraction,
+             _short(r.multiply_adds), _short(r.bytes), r.method, r.source)
+            for r in self.rows
+        ]  # fmt: skip
+        total = sum(r.multiply_adds or 0 for r in self.rows)
+        fallbacks = sum(r.method == "fallback" for r in self.rows)
+        close = f"{len(self.rows)} uses, K = {self.samples}, {_short(total)} multiply-adds"
+        if fallbacks:
+            close += f"; {fallbacks} by the fallback (one backward of the operator per sample)"
+        return f"{table(head, body)}\n{close}"
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True)
+class PassTable:
+    """The passes of a program in order; `table["split_uses"].graph` is the graph after one."""
+
+    records: tuple[PassRecord, ...]
+
+    def __getitem__(self, name: str) -> PassRecord:
+        for record in self.records:
+            if record.name == name:
+                return record
+        raise KeyError(f"no pass {name!r}; there are {', '.join(r.name for r in self.records)}")
+
+    def __iter__(self) -> Iterator[PassRecord]:
+        return iter(self.records)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __str__(self) -> str:
+        head = ("pass", "nodes before", "nodes after", "uses", "ms")
+        body = [
+            (r.name, str(r.nodes_before), str(r.nodes_after), str(r.uses), f"{r.milliseconds:.1f}")
+            for r in self.records
+        ]
+        return table(head, body)
+
+    __repr__ = __str__
+
+
+def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Columns padded to their widest entry."""
+    rows = [tuple(head), tuple("-" * len(h) for h in head), *map(tuple, body)]
+    widths = [max(len(row[c]) for row in rows) for c in range(len(head))]
+    return "\n".join("  ".join(x.ljust(w) for x, w in zip(row, widths)).rstrip() for row in rows)
+
+
+def _rows(contributions: Sequence[Contribution], samples: int) -> Iterator[UseRow]:
+    for contribution in contributions:
+        labels = " + ".join(f.equation for f in contribution.all_factors) or "-"
+        costs = [_chosen(contribution, f, samples) for f in contribution.all_factors]
+        known = contribution.method != "fallback"
+        for use in contribution.uses:
+            yield UseRow(
+                use.parameter, use.shape, use.op, use.source, labels,
+                plan.choose(contribution, samples),
+                sum(c.multiply_adds for c in costs) if known else None,
+                sum(c.bytes for c in costs) if known else None,
+                contribution.method,
+            )  # fmt: skip
+
+
+def _chosen(contribution: Contribution, factors: Factors, samples: int) -> plan.Cost:
+    wanted = plan.choose(contribution, samples)
+    found = plan.candidates(factors, samples, _element(factors))
+    return next(cost for cost in found if cost.choice == wanted)
+
+
+def _element(factors: Factors) -> int:
+    value: torch.Tensor = factors.operands[-1].meta["val"]
+    return value.element_size()
+
+
+def _short(number: float | None) -> str:
+    if number is None:
+        return "-"
+    for unit in ("", "k", "M", "G"):
+        if number < 1000:
+            return f"{number:.3g}{unit}"
+        number /= 1000
+    return f"{number:.3g}T"

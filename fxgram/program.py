@@ -1,0 +1,150 @@
+"""A compiled program: one captured graph, its passes, and the modules that a call runs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+import passes
+from fxgram import plan
+from fxgram.backward import attach
+from fxgram.batch import Batch
+from fxgram.capture import Captured
+from fxgram.diagnosis import raise_for
+from fxgram.rules import find
+from passes import GradientPart, PassError, PassRecord, Spec
+
+_PLANNED = ("contract", "clean")  # passes that depend on the batch size, through the plan
+
+
+class Program:
+    """Compiled for one kind of batch; serves every number of samples of that kind."""
+
+    def __init__(self, captured: Captured, model: nn.Module, samples: int):
+        self.captured, self.model = captured, model
+        self.spec = Spec(captured.inputs, captured.samples, find, self._chooser(samples))
+        fixed = [p for p in passes.PASSES if p.__name__ not in _PLANNED]
+        self.lowered, self._records = self._run(captured.gm, self.spec, fixed)
+        self._planned: dict[tuple[str, ...], Planned] = {}
+        self._choices: dict[int, Planned] = {}
+        self.last_samples = samples
+
+    @property
+    def records(self) -> list[PassRecord]:
+        """What each pass did, those of the last plan included."""
+        return self._records + self.last.records
+
+    @property
+    def last(self) -> "Planned":
+        """The modules for the number of samples used last."""
+        return self.planned(self.last_samples)
+
+    @property
+    def sited(self) -> fx.Graph:
+        """The graph of the user's operators, with the sample axis of every value noted."""
+        return next(r.snapshot for r in self._records if r.name == "batch_axes")
+
+    def losses_like(self, samples: int) -> torch.Tensor:
+        """An uninitialised tensor `[K]` of the losses' dtype and device."""
+        *_, output = self.lowered.graph.nodes
+        value = output.args[0]["losses"].meta["val"]
+        return torch.empty(samples, dtype=value.dtype, device=value.device)
+
+    @property
+    def contributions(self) -> tuple[passes.Contribution, ...]:
+        """The summands of the Gramian."""
+        return passes.facts(self.lowered)["contributions"]
+
+    def planned(self, samples: int) -> "Planned":
+        """The modules for this number of samples; batch sizes with equal plans share them."""
+        if samples not in self._choices:
+            choices = tuple(plan.choose(c, samples) for c in self.contributions)
+            if choices not in self._planned:
+                spec = Spec(self.spec.inputs, self.spec.samples, find, self._chooser(samples))
+                late = [p for p in passes.PASSES if p.__name__ in _PLANNED]
+                gm, records = self._run(self.lowered, spec, late)
+                self._planned[choices] = Planned(self, passes.partition(gm), records)
+            self._choices[samples] = self._planned[choices]
+        return self._choices[samples]
+
+    def _run(self, gm, spec, sequence):
+        try:
+            return passes.run(gm, spec, sequence)
+        except PassError as error:
+            raise_for(error, self.captured)
+
+    @staticmethod
+    def _chooser(samples: int) -> Callable:
+        return lambda contribution: plan.choose(contribution, samples)
+
+
+class Planned:
+    """The modules of a program under one plan."""
+
+    def __init__(self, program: Program, partition: passes.Partition, records: list[PassRecord]):
+        self.partition, self.records = partition, records
+        self._program = program
+        inputs = program.captured.inputs
+        getters = [_getter(program.model, program.captured, name) for name in partition.inputs]
+        self._fixed = [g for g in getters if g is not None]
+        self._mutated = [_getter(program.model, program.captured, n) for n in partition.mutated]
+        self._mutated_batch = _positions(inputs, partition.mutated)
+        self._parameters = [
+            [_getter(program.model, program.captured, name) for name in part.parameters]
+            for part in partition.parts
+        ]
+
+    def __call__(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the step on the tensors of a batch: losses `[K]` and Gramian `[K, K]`."""
+        keep = torch.is_grad_enabled()
+        module = self.partition.forward if keep else self.partition.evaluate
+        with torch.no_grad():
+            losses, gramian, *rest = module.forward(*self.inputs(tensors))
+            count = len(self._mutated)
+            written, saved = rest[:count], rest[count:]
+            if keep:
+                with torch.enable_grad():
+                    losses = attach(losses, self._parts(saved))
+            for get, at, value in zip(self._mutated, self._mutated_batch, written):
+                (tensors[at] if get is None else get()).copy_(value)
+        return losses, gramian
+
+    def inputs(self, tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+        """The arguments of the modules for the tensors of a batch."""
+        return [get() for get in self._fixed] + list(tensors)
+
+    def gradients(self, tensors: tuple[torch.Tensor, ...], weights: torch.Tensor) -> tuple:
+        """Losses and `{parameter: weighted gradient}` without touching `.grad` or buffers."""
+        with torch.no_grad():
+            losses, _, *rest = self.partition.forward.forward(*self.inputs(tensors))
+            found: dict[str, torch.Tensor] = {}
+            for part, _, saved in self._parts(rest[len(self._mutated) :]):
+                for name, grad in zip(part.parameters, part.module.forward(weights, *saved)):
+                    found[self._program.captured.inputs[name].name] = grad
+        return losses, found
+
+    def _parts(self, saved: list[Any]) -> tuple[tuple[GradientPart, list, list], ...]:
+        return tuple(
+            (part, [get() for get in parameters], [saved[at] for at in part.saved])
+            for part, parameters in zip(self.partition.parts, self._parameters)
+        )
+
+
+def _getter(model: nn.Module, captured: Captured, placeholder: str) -> Callable | None:
+    """A function that looks the tensor of a placeholder up by name; None for the batch's."""
+    bound = captured.inputs[placeholder]
+    if bound.kind == "batch":
+        return None
+    if bound.kind == "constant":
+        value = captured.constants[placeholder]
+        return lambda: value
+    path, _, name = bound.name.rpartition(".")
+    owner = model.get_submodule(path)
+    table = owner._parameters if bound.kind == "parameter" else owner._buffers
+    return lambda: table[name]
+
+
+def _positions(inputs: dict[str, passes.Input], mutated: tuple[str, ...]) -> list[int]:
+    batch = [name for name, bound in inputs.items() if bound.kind == "batch"]
+    return [batch.index(name) if name in batch else -1 for name in mutated]

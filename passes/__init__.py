@@ -1,0 +1,43 @@
+"""Passes of fxgram: graph in, graph out, torch alone. `README.md` lists their invariants."""
+
+from passes.annotations import SampleAxis as SampleAxis
+from passes.annotations import facts as facts
+from passes.annotations import source_line as source_line
+from passes.batch_axes import batch_axes
+from passes.canonicalize import canonicalize
+from passes.clean import clean as clean
+from passes.contract import contract as contract
+from passes.dead import drop_dead_nodes as drop_dead_nodes
+from passes.differentiate import SEEDS as SEEDS
+from passes.differentiate import WEIGHTS as WEIGHTS
+from passes.differentiate import differentiable_axes as differentiable_axes
+from passes.differentiate import differentiate
+from passes.differentiate import scale_rows as scale_rows
+from passes.driver import PassRecord as PassRecord
+from passes.driver import copy_graph as copy_graph
+from passes.driver import run as run
+from passes.factors import Contribution as Contribution
+from passes.factors import Factors as Factors
+from passes.factors import Use as Use
+from passes.functionalize import functionalize
+from passes.lower import lower
+from passes.operands import NotFactored as NotFactored
+from passes.operands import Operands as Operands
+from passes.partition import GradientPart as GradientPart
+from passes.partition import Partition as Partition
+from passes.partition import partition as partition
+from passes.spec import Input as Input
+from passes.spec import PassError as PassError
+from passes.spec import Spec as Spec
+from passes.split_uses import split_uses
+
+PASSES = (
+    canonicalize,
+    functionalize,
+    split_uses,
+    batch_axes,
+    differentiate,
+    lower,
+    contract,
+    clean,
+)

@@ -1,0 +1,151 @@
+"""`batch_axes`: for every value, where its samples sit; refuse what couples samples."""
+
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from passes.annotations import SampleAxis, annotate, facts, note
+from passes.sites import collect_groups
+from passes.spec import PassError, Spec, tensors
+
+_RESHAPES = {"view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze",
+             "view_as", "reshape_as"}  # fmt: skip
+
+
+def batch_axes(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
+    """Follow the sample axis through the graph and group the uses by the operators they end in.
+
+    `x[K, 20, d] -> view(K * 20, d)` puts the samples on dim 0 with 20 positions inside each.
+
+    Raises: PassError "coupled" if a value that carries gradient mixes samples,
+        "losses" if the output is not one loss per sample.
+    """
+    for node in gm.graph.nodes:
+        if node.op != "output":
+            _follow(node, spec)
+    _check_losses(gm, spec)
+    coupled = [n for n in _reaching_losses(gm) if _couples(n, spec)]
+    if coupled:
+        raise PassError("coupled", "samples are coupled", tuple(coupled))
+    groups = collect_groups(gm)
+    if not groups:
+        raise PassError("no parameter", "no trainable parameter reaches the losses")
+    facts(gm)["groups"] = groups
+    return gm
+
+
+def _follow(node: fx.Node, spec: Spec) -> None:
+    values = tensors(node.meta.get("val"))
+    if spec.samples is None:
+        whole = note(node).data
+        axes = (SampleAxis(None),) * len(values) if whole else (None,) * len(values)
+        annotate(node, batched=whole and bool(values), axes=axes)
+        return
+    axes = tuple(_axis(node, value, spec.samples) for value in values)
+    batched = any(_batch_dims(value, spec.samples) for value in values)
+    annotate(node, batched=batched, axes=axes)
+
+
+def _expr(size: Any) -> sympy.Expr:
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+
+
+def _batch_dims(value: torch.Tensor, samples: sympy.Expr) -> list[int]:
+    return [d for d, size in enumerate(value.shape) if _expr(size).has(samples)]
+
+
+def _axis(node: fx.Node, value: torch.Tensor, samples: sympy.Expr) -> SampleAxis | None:
+    """The sample axis of a value; None if there is none or if it cannot be told."""
+    dims = _batch_dims(value, samples)
+    if len(dims) != 1:
+        return None
+    dim = dims[0]
+    fold = _expr(value.shape[dim]) / samples
+    if not fold.is_Integer:
+        return None
+    name = getattr(node.target, "_opname", None)
+    if name in _RESHAPES:
+        return _reshaped(node.all_input_nodes[0], value, dim, samples)
+    if fold == 1:
+        return SampleAxis(dim)
+    if node.target == torch.ops.aten.repeat.default:
+        source = _only_axis(node.all_input_nodes[0])
+        return source and SampleAxis(dim, int(fold) // source.inner, source.inner)
+    if node.target == torch.ops.aten.repeat_interleave.self_int:
+        source = _only_axis(node.all_input_nodes[0])
+        return source and SampleAxis(dim, source.outer, int(fold) // source.outer)
+    folds = {
+        (axis.outer, axis.inner)
+        for operand in node.all_input_nodes
+        for axis, other in zip(note(operand).axes, tensors(operand.meta.get("val")))
+        if axis is not None and _expr(other.shape[axis.dim]) == _expr(value.shape[dim])
+    }
+    return SampleAxis(dim, *folds.pop()) if len(folds) == 1 else None
+
+
+def _only_axis(node: fx.Node) -> SampleAxis | None:
+    axes = note(node).axes
+    return axes[0] if len(axes) == 1 else None
+
+
+def _reshaped(
+    source: fx.Node, value: torch.Tensor, dim: int, samples: sympy.Expr
+) -> SampleAxis | None:
+    """A reshape keeps the order of elements: find the samples by their stride in that order."""
+    axis = _only_axis(source)
+    if axis is None or axis.dim is None:
+        return None
+    after = sympy.prod(map(_expr, source.meta["val"].shape[axis.dim + 1 :]))
+    stride = axis.inner * after  # elements from one sample to the next
+    behind = sympy.prod(map(_expr, value.shape[dim + 1 :]))
+    if stride == 0 or behind == 0:
+        return SampleAxis(dim) if _expr(value.shape[dim]) == samples else None
+    inner = stride / behind
+    outer = _expr(value.shape[dim]) / (samples * inner)
+    if inner.is_Integer and outer.is_Integer and inner >= 1 and outer >= 1:
+        return SampleAxis(dim, int(outer), int(inner))
+    return None
+
+
+def _reaching_losses(gm: fx.GraphModule) -> list[fx.Node]:
+    """The values that carry gradient from a parameter to the losses."""
+    *_, output = gm.graph.nodes
+    live, stack = set(), [output.args[0][0][0]]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, fx.Node) and node not in live and note(node).grad:
+            live.add(node)
+            stack += node.all_input_nodes
+    return [n for n in gm.graph.nodes if n in live]
+
+
+def _couples(node: fx.Node, spec: Spec) -> bool:
+    """Whether the operator mixes samples, as far as sizes and its name can tell."""
+    if spec.samples is None or not any(
+        note(n).batched and note(n).grad for n in node.all_input_nodes
+    ):
+        return False
+    name = getattr(node.target, "_opname", "")
+    if name == "batch_norm" and node.args[5]:
+        return True
+    return any(
+        len(_batch_dims(value, spec.samples)) != 1
+        for value in tensors(node.meta.get("val"))
+        if value.is_floating_point() or value.is_complex()
+    )
+
+
+def _check_losses(gm: fx.GraphModule, spec: Spec) -> None:
+    *_, output = gm.graph.nodes
+    losses = output.args[0][0][0]
+    value = losses.meta["val"] if isinstance(losses, fx.Node) else None
+    if value is None or not isinstance(value, torch.Tensor):
+        raise PassError("losses", f"the objective returned {losses!r}", (output,))
+    shape = tuple(value.shape)
+    if not value.is_floating_point():
+        raise PassError("losses", f"the losses are {value.dtype}, not floating point", (losses,))
+    expected = spec.samples if spec.samples is not None else sympy.Integer(1)
+    if len(shape) != 1 or _expr(shape[0]) != expected:
+        raise PassError("losses", f"the losses have shape {list(shape)}", (losses,))

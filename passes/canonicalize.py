@@ -1,0 +1,102 @@
+"""`canonicalize`: one flat graph without regions, assertions or second names for a parameter."""
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from passes.spec import PassError, Spec, tensors
+
+aten = torch.ops.aten
+_NO_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
+_AUTOCAST = torch.ops.higher_order.wrap_with_autocast
+_ASSERTIONS = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range",
+               "sym_constrain_range_for_size"}  # fmt: skip
+
+
+def canonicalize(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
+    """Inline regions, drop assertions, let every parameter have one placeholder.
+
+    before   z = wrap_with_set_grad_enabled(False, submod, x, w)
+    becomes  z = mul(detach(x), detach(w))           every operand of the region is detached
+
+    Raises: PassError "region" for a region that cannot be inlined (autocast, cond, scan, ...).
+    """
+    flat = _Flattener(gm, spec)
+    flat.inline(gm, {}, grad_enabled=True)
+    return fx.GraphModule(gm, flat.graph)
+
+
+class _Flattener:
+    def __init__(self, gm: fx.GraphModule, spec: Spec):
+        self.root, self.spec, self.graph = gm, spec, fx.Graph()
+        self.detached: dict[fx.Node, fx.Node] = {}
+        self.placeholders: dict[str, fx.Node] = {}  # the first placeholder of each parameter
+
+    def inline(self, gm: fx.GraphModule, env: dict[fx.Node, Any], grad_enabled: bool) -> Any:
+        """Copy the graph of `gm` behind what is there; `env` binds its placeholders in a region."""
+        for node in gm.graph.nodes:
+            if node.op == "placeholder":
+                if node not in env:
+                    env[node] = self._placeholder(node)
+            elif node.op == "output":
+                result = map_arg(node.args[0], lambda n: env[n])
+                if gm is self.root:
+                    self.graph.output(result)
+                return result
+            elif node.op == "get_attr":
+                child = getattr(gm, str(node.target), None)
+                env[node] = child if isinstance(child, fx.GraphModule) else self._constant(gm, node)
+            elif node.target in (_NO_GRAD, _AUTOCAST):
+                env[node] = self._region(node, env, grad_enabled)
+            elif node.target is operator.getitem and isinstance(env[node.args[0]], tuple | list):
+                env[node] = env[node.args[0]][node.args[1]]
+            elif isinstance(node.target, torch._ops.HigherOrderOperator):
+                raise PassError("region", f"`{node.target.__name__}` is not supported", (node,))
+            elif getattr(node.target, "_opname", node.name) not in _ASSERTIONS:
+                copy = self.graph.node_copy(node, lambda n: env[n])
+                env[node] = copy
+                if not grad_enabled:
+                    copy.args = map_arg(copy.args, self._detach)
+                    copy.kwargs = map_arg(copy.kwargs, self._detach)
+        raise AssertionError("a graph ends in its output")
+
+    def _region(self, node: fx.Node, env: dict[fx.Node, Any], grad_enabled: bool) -> Any:
+        if node.target is _AUTOCAST:
+            _, _, enabled, _, body, *operands = node.args
+            if enabled:
+                raise PassError("autocast", "an autocast block is not supported", (node,))
+        else:
+            grad_enabled, body, *operands = node.args
+        module = env[body]
+        inner = [n for n in module.graph.nodes if n.op == "placeholder"]
+        bound = {p: env[o] if isinstance(o, fx.Node) else o for p, o in zip(inner, operands)}
+        return self.inline(module, bound, grad_enabled)
+
+    def _placeholder(self, node: fx.Node) -> fx.Node:
+        copy = self.graph.node_copy(node)
+        bound = self.spec.inputs[node.name]
+        if bound.kind == "parameter":
+            return self.placeholders.setdefault(bound.name, copy)
+        return copy
+
+    def _constant(self, gm: fx.GraphModule, node: fx.Node) -> fx.Node:
+        raise PassError("region", f"constant {node.target} inside a region", (node,))
+
+    def _detach(self, node: fx.Node) -> fx.Node:
+        values = tensors(node.meta.get("val"))
+        if not isinstance(node.meta.get("val"), torch.Tensor) or not (
+            values[0].is_floating_point() or values[0].is_complex()
+        ):
+            return node
+        if node not in self.detached:
+            after = node.next
+            while after.op == "placeholder":
+                after = after.next
+            with self.graph.inserting_before(after):
+                copy = self.graph.call_function(aten.detach.default, (node,))
+            copy.meta = dict(node.meta)
+            self.detached[node] = copy
+        return self.detached[node]

@@ -1,0 +1,51 @@
+"""`clean`: merge equal computation, drop what autograd alone needed, drop what is not read."""
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from passes.dead import drop_dead_nodes
+from passes.dependence import is_random
+from passes.spec import Spec
+from passes.use import is_use
+
+aten = torch.ops.aten
+
+
+def clean(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
+    """Merge equal nodes of a functional graph, random ones excepted.
+
+    before   d = detach(x); a = native_layer_norm(x, ...); b = native_layer_norm(d, ...)
+    becomes  a = native_layer_norm(x, ...)
+    """
+    first: dict[Any, fx.Node] = {}
+    for node in list(gm.graph.nodes):
+        if node.op != "call_function" or is_random(node):
+            continue
+        if is_use(node) or node.target in (aten.detach.default, aten.alias.default):
+            node.replace_all_uses_with(node.args[0])
+            gm.graph.erase_node(node)
+            continue
+        key = _key(node)
+        twin = first.setdefault(key, node) if key is not None else node
+        if twin is not node:
+            node.replace_all_uses_with(twin)
+            gm.graph.erase_node(node)
+    drop_dead_nodes(gm.graph)
+    gm.recompile()
+    return gm
+
+
+def _key(node: fx.Node) -> Any:
+    """Equal keys, equal values; None if the arguments can't be compared.
+
+    `1`, `1.0` and `True` are equal in Python but not as arguments, so types count.
+    """
+    flat, tree = torch.utils._pytree.tree_flatten((node.args, node.kwargs))
+    key = (node.target, tuple((type(a), a) for a in flat), tree)
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key

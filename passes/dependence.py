@@ -1,0 +1,43 @@
+"""What each value depends on: the batch or chance (data), or parameters and constants alone."""
+
+import torch
+from torch import fx
+
+from passes.annotations import annotate, note
+from passes.propagate import propagate
+from passes.spec import Spec
+
+_RANDOM_COMPOSITES = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "rrelu",
+                      "rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "randperm",
+                      "normal", "scaled_dot_product_attention"}  # fmt: skip
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether the operator draws random numbers.
+
+    Composite operators don't carry the tag of the random operator inside of them, and `dropout`
+    outside of training draws nothing but is treated alike: it is data either way.
+    """
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    if torch.Tag.nondeterministic_seeded in node.target.tags:
+        return True
+    return node.target._opname in _RANDOM_COMPOSITES
+
+
+def mark_dependence(gm: fx.GraphModule, spec: Spec) -> None:
+    """Note for every node whether it is data and whether it carries gradient to a parameter."""
+    carrying = propagate(gm, spec)
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            data = spec.inputs[node.name].kind == "batch"
+        else:
+            # Sizes are not data: a SymInt read off a data tensor is no tensor.
+            data = is_random(node) or any(
+                note(n).data for n in node.all_input_nodes if not _is_number(n)
+            )
+        annotate(node, data=data, grad=node in carrying)
+
+
+def _is_number(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | int | float | bool)

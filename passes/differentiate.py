@@ -1,0 +1,185 @@
+"""`differentiate`: forward, cotangents and weighted gradient in one graph of kernels."""
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_aggregate, map_arg
+from torch.fx.traceback import preserve_node_meta, set_current_meta
+from torch.utils._pytree import tree_map_only
+
+from passes.annotations import KEY, SampleAxis, facts, note
+from passes.functionalize import functionalize
+from passes.propagate import fake_mode_of
+from passes.sites import UseGroup
+from passes.spec import Spec, tensors
+from passes.use import is_use, use
+
+SEEDS, WEIGHTS = "row_seeds", "row_weights"  # the placeholders that this pass adds, both [K]
+
+
+def differentiate(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
+    """Trace the graph and PyTorch's own autograd through it, once for the whole batch.
+
+    At a site `y = op(x, v)` the value `v` of the parameter is cut off, so the backward from the
+    losses yields the cotangent of every `y` and no weight gradient. The weighted gradient is the
+    backward of `op` with `x` cut off instead, from `weights[k] * cotangent[k]`.
+
+    The output becomes a dict: `losses`, `mutated` {placeholder: value}, `values` {node of the
+    captured graph: value}, `cotangents` {site: one for each output}, `gradients` {placeholder: value}.
+    """
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    mode = fake_mode_of(gm)
+    *_, output = gm.graph.nodes
+    losses = output.args[0][0][0].meta["val"]
+    with mode:
+        rows = [torch.ones_like(losses), torch.ones_like(losses)]
+    fakes = [n.meta["val"] for n in placeholders] + rows
+    with mode, torch.enable_grad(), preserve_node_meta():
+        traced = make_fx(_Joint(gm).run, tracing_mode="real")(*fakes)
+    _name_placeholders(traced.graph, [n.name for n in placeholders] + [SEEDS, WEIGHTS])
+    joint = functionalize(traced, spec)
+    *_, output = joint.graph.nodes
+    results, writes = output.args[0]
+    results = {**results, "mutated": {**results["mutated"], **writes}}
+    output.args = (results,)
+    joint.meta[KEY] = {**facts(gm), "axes": _axes(gm)}
+    _mark_uses(joint.graph, gm)
+    return joint
+
+
+class _Joint:
+    """Interpret the captured graph so that autograd sees the cuts described above."""
+
+    def __init__(self, gm: fx.GraphModule):
+        self.gm = gm
+        groups: tuple[UseGroup, ...] = facts(gm)["groups"]
+        self.sites = {site.node for group in groups for site in group.sites}
+        self.env: dict[fx.Node, Any] = {}
+        self.outputs: dict[fx.Node, list[torch.Tensor]] = {}  # of sites, on the way to the losses
+        self.reruns: dict[fx.Node, list[torch.Tensor]] = {}  # of sites, on the way to parameters
+        self.leaves: dict[fx.Node, torch.Tensor] = {}  # parameter placeholder -> leaf
+
+    def run(self, *inputs: torch.Tensor) -> dict[str, Any]:
+        *arguments, seeds, weights = inputs
+        feed = iter(arguments)
+        for node in self.gm.graph.nodes:
+            with set_current_meta(node):
+                if node.op == "placeholder":
+                    self.env[node] = next(feed)
+                elif node.op == "output":
+                    results, mutated = map_arg(node.args[0], lambda n: self.env[n])
+                else:
+                    self.env[node] = self.node(node)
+        losses = results[0]
+        cotangents = self.cotangents(losses, seeds)
+        return {
+            "losses": losses,
+            "mutated": dict(mutated),
+            "values": {n.name: v for n, v in self.env.items()},
+            "cotangents": {n.name: tuple(c) for n, c in cotangents.items()},
+            "gradients": self.gradients(cotangents, weights),
+        }
+
+    def node(self, node: fx.Node) -> Any:
+        if is_use(node):
+            parameter = node.args[0]
+            if parameter not in self.leaves:
+                self.leaves[parameter] = self.env[parameter].detach().requires_grad_()
+            return self.leaves[parameter]
+        if note(node).grad and not note(node).batched:
+            return self.call(node, lambda n: self.env[n])
+        out = self.call(node, lambda n: _cut(self.env[n]) if _is_parameter_side(n) else self.env[n])
+        if node not in self.sites:
+            return out
+        out = tree_map_only(torch.Tensor, _require_grad, out)
+        self.outputs[node] = _differentiable(out)
+        rerun = self.call(
+            node, lambda n: self.env[n] if _is_parameter_side(n) else _cut(self.env[n])
+        )
+        self.reruns[node] = _differentiable(rerun)
+        return out
+
+    def call(self, node: fx.Node, read) -> Any:
+        return node.target(*map_arg(node.args, read), **map_arg(node.kwargs, read))
+
+    def cotangents(self, losses: torch.Tensor, seeds: torch.Tensor) -> dict[fx.Node, list]:
+        flat = [y for ys in self.outputs.values() for y in ys]
+        grads = iter(torch.autograd.grad(losses, flat, seeds, allow_unused=True))
+        return {n: [next(grads) for _ in ys] for n, ys in self.outputs.items()}
+
+    def gradients(self, cotangents: dict[fx.Node, list], weights: torch.Tensor) -> dict[str, Any]:
+        ends, weighted = [], []
+        for node, outputs in self.reruns.items():
+            axes = differentiable_axes(node)
+            for y, cotangent, axis in zip(outputs, cotangents[node], axes, strict=True):
+                if cotangent is not None and y.requires_grad and axis is not None:
+                    ends.append(y)
+                    weighted.append(scale_rows(cotangent, weights, axis))
+        leaves = list(self.leaves.values())
+        grads = torch.autograd.grad(ends, leaves, weighted, allow_unused=True) if ends else ()
+        return {n.name: g for n, g in zip(self.leaves, grads)}
+
+
+def differentiable_axes(node: fx.Node) -> list[SampleAxis | None]:
+    """Sample axes of those outputs of a node that can carry gradient."""
+    values = tensors(node.meta["val"])
+    return [a for a, t in zip(note(node).axes, values) if t.is_floating_point() or t.is_complex()]
+
+
+def scale_rows(value: torch.Tensor, weights: torch.Tensor, axis: SampleAxis) -> torch.Tensor:
+    """Multiply the part of sample k by `weights[k]`; `[2*K]` with outer 2 is scaled by `w, w`."""
+    if axis.dim is None:
+        return value * weights.reshape(())
+    if axis.outer * axis.inner > 1:
+        weights = weights[None, :, None].expand(axis.outer, -1, axis.inner).reshape(-1)
+    behind = value.ndim - axis.dim - 1
+    return value * weights.to(value.dtype).reshape(-1, *[1] * behind)
+
+
+def _is_parameter_side(node: fx.Node) -> bool:
+    return note(node).grad and not note(node).batched
+
+
+def _cut(value: Any) -> Any:
+    return tree_map_only(torch.Tensor, torch.Tensor.detach, value)
+
+
+def _require_grad(value: torch.Tensor) -> torch.Tensor:
+    if value.requires_grad or not (value.is_floating_point() or value.is_complex()):
+        return value
+    return value.detach().requires_grad_()
+
+
+def _differentiable(out: Any) -> list[torch.Tensor]:
+    return [t for t in tensors(out) if t.is_floating_point() or t.is_complex()]
+
+
+def _name_placeholders(graph: fx.Graph, names: list[str]) -> None:
+    old = [n for n in graph.nodes if n.op == "placeholder"]
+    for node, name in zip(old, names, strict=True):
+        with graph.inserting_before(node):
+            new = graph.placeholder(name)
+        new.meta = node.meta
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+
+
+def _axes(gm: fx.GraphModule) -> dict[str, tuple[SampleAxis | None, ...]]:
+    """Sample axes of the values of the captured graph, by name of the node."""
+    return {n.name: note(n).axes for n in gm.graph.nodes}
+
+
+def _mark_uses(graph: fx.Graph, captured: fx.GraphModule) -> None:
+    """Keep the use nodes visible: the value of a use is `use(parameter)` here as well."""
+    *_, output = graph.nodes
+    inputs = {n.name: n for n in graph.nodes if n.op == "placeholder"}
+    first = next(n for n in graph.nodes if n.op != "placeholder")
+    values = dict(output.args[0]["values"])
+    for node in captured.graph.nodes:
+        if is_use(node):
+            with graph.inserting_before(first):
+                values[node.name] = graph.call_function(use, (inputs[node.args[0].name],))
+            values[node.name].meta = dict(node.meta)
+    output.args = (map_aggregate({**output.args[0], "values": values}, lambda x: x),)

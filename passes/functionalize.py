@@ -1,0 +1,177 @@
+"""`functionalize`: no operator changes a tensor in place."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_map_only
+
+from passes.annotations import facts
+from passes.propagate import fake_mode_of
+from passes.spec import PassError, Spec, tensors
+from passes.view_inverses import write_back
+
+aten = torch.ops.aten
+_FUNCTIONAL = {
+    "bernoulli_.float": aten.bernoulli.p,
+    "normal_.default": aten.normal_functional.default,
+    "detach_.default": aten.detach.default,
+}
+
+
+@dataclass
+class _Base:
+    """One storage: the node that holds its value now."""
+
+    value: fx.Node
+    version: int = 0
+
+
+@dataclass
+class _Alias:
+    """One tensor of the captured program: a path of views from the base of its storage."""
+
+    base: _Base
+    path: tuple[fx.Node, ...] = ()
+    value: fx.Node | None = None  # node that holds the value as of `version`
+    version: int = 0
+    steps: dict[str, Any] = field(default_factory=dict)
+
+
+def functionalize(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
+    """Replace in-place operators; values written to inputs become outputs of the graph.
+
+    before   add_ = add_(x_view, y);  z = mul(x, 2)
+    becomes  add = add(x_view, y);  x1 = slice_scatter(x, add, ...);  z = mul(x1, 2)
+
+    The output becomes `(what it was, {placeholder: new value})`.
+    """
+    return _Functionalizer(gm).run()
+
+
+class _Functionalizer:
+    def __init__(self, gm: fx.GraphModule):
+        self.gm, self.graph, self.mode = gm, fx.Graph(), fake_mode_of(gm)
+        self.env: dict[fx.Node, Any] = {}  # old node -> _Alias, or new node for what is no tensor
+        self.mutated: dict[str, _Base] = {}
+        self.placeholders: dict[int, str] = {}
+
+    def run(self) -> fx.GraphModule:
+        for node in self.gm.graph.nodes:
+            if node.op == "output":
+                result = map_arg(node.args[0], self.read)
+                writes = {name: base.value for name, base in self.mutated.items()}
+                self.graph.output((result, writes))
+            else:
+                self.node(node)
+        out = fx.GraphModule(self.gm, self.graph)
+        out.meta = dict(self.gm.meta)
+        facts(out)["mutated"] = tuple(self.mutated)
+        return out
+
+    def node(self, node: fx.Node) -> None:
+        written = _written_arguments(node)
+        if written:
+            self.mutate(node, written)
+            return
+        copy = self.graph.node_copy(node, self.read)
+        base = self.aliased(node)
+        if base is None:
+            self.env[node] = _Alias(_Base(copy), (), copy)
+            if node.op == "placeholder":
+                self.placeholders[id(self.env[node].base)] = node.name
+        else:
+            self.env[node] = _Alias(base.base, (*base.path, node), copy, base.base.version)
+
+    def aliased(self, node: fx.Node) -> _Alias | None:
+        """The alias that `node` is a view of, or None if it has a storage of its own."""
+        if node.op != "call_function" or not node.all_input_nodes:
+            return None
+        if isinstance(node.target, torch._ops.OpOverload):
+            returns = node.target._schema.returns
+            if not any(r.alias_info is not None for r in returns):
+                return None
+        source = node.all_input_nodes[0]
+        mine, theirs = tensors(node.meta.get("val")), tensors(source.meta.get("val"))
+        if not mine or not theirs:
+            return None
+        storages = {t.untyped_storage()._cdata for t in theirs}
+        shared = any(t.untyped_storage()._cdata in storages for t in mine)
+        return self.env[source] if shared else None
+
+    def read(self, node: fx.Node) -> fx.Node:
+        """The new node that holds the value of `node` now."""
+        alias = self.env[node]
+        if not isinstance(alias, _Alias):
+            return alias
+        if alias.version != alias.base.version or alias.value is None:
+            alias.value = self.views(alias)[-1]
+            alias.version = alias.base.version
+        return alias.value
+
+    def views(self, alias: _Alias) -> list[fx.Node]:
+        """Replay the path of views on the base as it is now: `[base, view, view of view, ...]`."""
+        chain = [alias.base.value]
+        for step in alias.path:
+            source = step.all_input_nodes[0]
+            at = {source: chain[-1]}
+            copy = self.graph.node_copy(step, lambda n: at.get(n) or self.read(n))
+            chain.append(copy)
+        return chain
+
+    def mutate(self, node: fx.Node, written: list[fx.Node]) -> None:
+        if len(written) != 1:
+            raise PassError("mutation", f"`{node.target}` writes to several tensors", (node,))
+        target = self.env[written[0]]
+        operator = _functional(node)
+        copy = self.graph.call_function(
+            operator, map_arg(node.args, self.read), map_arg(node.kwargs, self.read)
+        )
+        copy.meta = dict(node.meta)
+        value = self.cast(copy, node.meta["val"].dtype)
+        chain = self.views(target)[:-1] if target.path else []
+        for step, base in zip(reversed(target.path), reversed(chain)):
+            meta = base.meta
+            value = write_back(self.graph, step, base, value)
+            value.meta = {**meta, **value.meta}
+        target.base.value, target.base.version = value, target.base.version + 1
+        if id(target.base) in self.placeholders:
+            self.mutated[self.placeholders[id(target.base)]] = target.base
+        if not target.path:
+            target.value, target.version = value, target.base.version
+        self.env[node] = target
+
+    def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+        """An in-place operator keeps the type of what it writes to: `int.add_(float)` stays int."""
+        fake = tree_map_only(fx.Node, lambda n: n.meta["val"], (node.args, node.kwargs))
+        with self.mode, torch.no_grad():
+            result = node.target(*fake[0], **fake[1])
+        if result.dtype == dtype:
+            return node
+        copy = self.graph.call_function(aten.to.dtype, (node, dtype))
+        copy.meta = dict(node.meta)
+        return copy
+
+
+def _written_arguments(node: fx.Node) -> list[fx.Node]:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return []
+    arguments = node.target._schema.arguments
+    found = []
+    for at, argument in enumerate(arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
+            found += [value] if isinstance(value, fx.Node) else list(value or [])
+    return found
+
+
+def _functional(node: fx.Node) -> Any:
+    name, overload = node.target._opname, node.target._overloadname
+    if known := _FUNCTIONAL.get(f"{name}.{overload}"):
+        return known
+    packet = getattr(getattr(torch.ops, node.target.namespace), name.removesuffix("_"), None)
+    if name.endswith("_") and overload in (packet.overloads() if packet else ()):
+        return getattr(packet, overload)
+    raise PassError("mutation", f"`{node.target}` has no functional form", (node,))

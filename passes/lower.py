@@ -1,0 +1,212 @@
+"""`lower`: write the Jacobian of every use as factors, or as per-sample gradients."""
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from passes.annotations import KEY, SampleAxis, facts, source_line
+from passes.dependence import is_random
+from passes.factors import Contribution, Factors, Use
+from passes.kernels import per_sample_gradients
+from passes.operands import Emitter, NotFactored, Operands
+from passes.per_sample import PerSampleVJP, RegionPullback
+from passes.sites import Site, UseGroup
+from passes.spec import PassError, Spec, tensors
+
+# Views that show every element of a parameter at most once: they keep inner products.
+_ISOMETRIES = {"t", "transpose", "permute", "view", "reshape", "unsqueeze", "squeeze", "flatten",
+               "unflatten", "select", "slice", "narrow", "alias", "contiguous", "clone", "chunk",
+               "split", "split_with_sizes", "unbind", "tensor_split", "numpy_T", "mT", "movedim",
+               "getitem", "view_as", "reshape_as", "_unsafe_view", "swapaxes"}  # fmt: skip
+
+
+def lower(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
+    """Find a rule for every site; emit the operands it names.
+
+    before   values, cotangents
+    becomes  the same, and facts["contributions"]: `linear.weight: "kso,ksi->oi" of (B, A)`
+
+    Raises: PassError "uncovered" naming every use that neither a rule nor the fallback covers.
+    """
+    lowering = _Lowering(gm, spec)
+    contributions, uncovered = [], []
+    for group in facts(gm)["groups"]:
+        if not lowering.is_reached(group):
+            continue
+        try:
+            contributions.append(lowering.group(group))
+        except PassError as error:
+            uncovered += error.nodes
+    if uncovered:
+        raise PassError("uncovered", "uses that nothing covers", tuple(uncovered))
+    if not contributions:
+        raise PassError("no parameter", "no trainable parameter reaches the losses")
+    facts(gm)["contributions"] = tuple(contributions)
+    return gm
+
+
+class _Lowering:
+    def __init__(self, gm: fx.GraphModule, spec: Spec):
+        self.gm, self.spec, self.emitter = gm, spec, Emitter(gm)
+        *_, output = gm.graph.nodes
+        self.values: dict[str, Any] = output.args[0]["values"]
+        self.cotangents: dict[str, tuple] = output.args[0]["cotangents"]
+        self.axes: dict[str, tuple[SampleAxis | None, ...]] = gm.meta[KEY]["axes"]
+
+    def is_reached(self, group: UseGroup) -> bool:
+        return any(c is not None for s in group.sites for c in self.cotangents[s.node.name])
+
+    def group(self, group: UseGroup) -> Contribution:
+        uses = tuple(self.use(u, group) for u in group.uses)
+        try:
+            factors = tuple(f for f in map(self.site, group.sites) if f is not None)
+        except NotFactored:
+            return Contribution(uses, "fallback", None, self.fallback(group))
+        isometric = len(group.uses) == 1 and all(_name(n) in _ISOMETRIES for n in group.region)
+        if isometric and len(factors) == 1:
+            return Contribution(uses, "rule", factors[0], (), factors)
+        return Contribution(uses, "region", None, self.region(group, factors), factors)
+
+    def use(self, node: fx.Node, group: UseGroup) -> Use:
+        site = group.sites[0].node
+        name = self.spec.inputs[node.args[0].name].name
+        op = "+".join(sorted({_name(s.node) for s in group.sites}))
+        return Use(name, tuple(node.meta["val"].shape), op, source_line(site))
+
+    def site(self, site: Site) -> Factors | None:
+        """The factors at a site by its rule; None if the losses do not depend on its output."""
+        cotangents = self.cotangents[site.node.name]
+        if all(c is None for c in cotangents):
+            return None
+        argument, arguments = self.bind(site)
+        rule = argument and self.spec.rules(site.node.target, argument)
+        if not rule:
+            raise NotFactored
+        axes = {}
+        for operand in site.node.all_input_nodes:
+            value = self.values[operand.name]
+            if isinstance(value, fx.Node) and len(self.axes[operand.name]) == 1:
+                axes[value] = self.axes[operand.name][0]
+        outputs = tuple(
+            axis
+            for axis, t in zip(self.axes[site.node.name], tensors(site.node.meta["val"]))
+            if t.is_floating_point() or t.is_complex()
+        )
+        value = self.values[site.operand.name]
+        return rule(
+            Operands(self.emitter, site.node.target, arguments, axes, cotangents, outputs, value)
+        )
+
+    def bind(self, site: Site) -> tuple[str | None, dict[str, Any]]:
+        """Name the arguments as the schema does; also which one is the parameter's value."""
+        node, found, places = site.node, {}, []
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return None, {}
+        for at, argument in enumerate(node.target._schema.arguments):
+            if at < len(node.args):
+                value = node.args[at]
+            else:
+                value = node.kwargs.get(argument.name, argument.default_value)
+            places += [argument.name] * _count(value, site.operand)
+            found[argument.name] = fx.node.map_arg(value, lambda n: self.values[n.name])
+        return (places[0] if len(places) == 1 else None), found
+
+    def region(self, group: UseGroup, factors: tuple[Factors, ...]) -> tuple[fx.Node, ...]:
+        """Per-sample gradients at the sites, pulled back through the region."""
+        sites = [s for s in group.sites if any(c is not None for c in self.cotangents[s.node.name])]
+        rows = []
+        for site, found in zip(sites, factors):
+            jacobian = emit_jacobian(self.emitter, found)
+            shape = list(site.operand.meta["val"].shape)
+            rows.append(self.emitter.call(torch.ops.aten.reshape.default, jacobian, [-1, *shape]))
+        body, operands = _extract(group, [s.operand for s in sites], with_sites=False)
+        module = RegionPullback(body, len(group.uses), len(sites))
+        return self.call_module(group, module, operands, rows)
+
+    def fallback(self, group: UseGroup) -> tuple[fx.Node, ...]:
+        sites = list(dict.fromkeys(s.node for s in group.sites))
+        ends, cotangents, axes = [], [], []
+        for node in sites:
+            places = [
+                (at, axis)
+                for at, (axis, t) in enumerate(zip(self.axes[node.name], tensors(node.meta["val"])))
+                if t.is_floating_point() or t.is_complex()
+            ]
+            for (at, axis), cotangent in zip(places, self.cotangents[node.name]):
+                if cotangent is None:
+                    continue
+                if axis is None or is_random(node):
+                    raise PassError("uncovered", "no fallback", (node,))
+                ends.append((node, at if isinstance(node.meta["val"], tuple | list) else None))
+                cotangents.append(cotangent)
+                axes.append(axis)
+        body, operands = _extract(group, ends, with_sites=True)
+        module = PerSampleVJP(body, len(group.uses), tuple(axes))
+        return self.call_module(group, module, operands, cotangents)
+
+    def call_module(
+        self, group: UseGroup, module: torch.nn.Module, operands: list[fx.Node], rows: list[fx.Node]
+    ) -> tuple[fx.Node, ...]:
+        """Emit a call of `module` and one node for each of the per-sample gradients it returns."""
+        name = f"{type(module).__name__}_{group.uses[0].name}"
+        self.gm.add_submodule(name, module)
+        inputs = [self.values[n.name] for n in operands]
+        graph = self.gm.graph
+        samples = rows[0].meta["val"].new_empty(0)
+        with graph.inserting_before(self.emitter.output):
+            call = graph.call_module(name, (*inputs, *rows))
+        call.meta["val"] = samples
+        found = []
+        for at, use in enumerate(group.uses):
+            with graph.inserting_before(self.emitter.output):
+                item = graph.call_function(operator.getitem, (call, at))
+            item.meta["val"] = use.meta["val"]
+            found.append(item)
+        return tuple(found)
+
+
+def emit_jacobian(emitter: Emitter, factors: Factors) -> fx.Node:
+    """Emit the per-sample gradients `[k, ...]` of a value from its factors."""
+    sizes = factors.sizes()
+    labels = "k" + factors.equation.split("->")[1]
+    val = factors.operands[-1].meta["val"].new_empty([sizes[label] for label in labels])
+    return emitter.call(
+        per_sample_gradients, factors.equation, factors.one_hot, *factors.operands, val=val
+    )
+
+
+def _count(value: Any, node: fx.Node) -> int:
+    found: list[fx.Node] = []
+    fx.node.map_arg(value, found.append)
+    return sum(n is node for n in found)
+
+
+def _name(node: fx.Node) -> str:
+    return getattr(node.target, "_opname", None) or getattr(
+        node.target, "__name__", str(node.target)
+    )
+
+
+def _extract(group: UseGroup, ends: list, with_sites: bool) -> tuple[fx.GraphModule, list[fx.Node]]:
+    """A module of the group's own nodes: `(uses, other operands) -> values at the ends`."""
+    graph, env = fx.Graph(), {}
+    for use in group.uses:
+        env[use] = graph.placeholder(use.name)
+    inside = [*group.region, *(dict.fromkeys(s.node for s in group.sites) if with_sites else ())]
+    inside.sort(key=list(group.uses[0].graph.nodes).index)
+    operands = list(group.uses)
+    for node in inside:
+        for operand in node.all_input_nodes:
+            if operand not in env and operand not in inside:
+                env[operand] = graph.placeholder(operand.name)
+                operands.append(operand)
+    for node in inside:
+        env[node] = graph.node_copy(node, lambda n: env[n])
+    results = []
+    for end in ends:
+        node, at = end if isinstance(end, tuple) else (end, None)
+        results.append(env[node] if at is None else graph.call_function(operator.getitem, (env[node], at)))
+    graph.output(tuple(results))
+    return fx.GraphModule(torch.nn.Module(), graph), operands

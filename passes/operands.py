@@ -1,0 +1,150 @@
+"""What a rule sees of the operator at a site: its arguments, its cotangents, and how to emit nodes."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from passes.annotations import SampleAxis
+from passes.propagate import fake_mode_of
+
+aten = torch.ops.aten
+
+
+class NotFactored(Exception):
+    """The rule does not hold for this call; the fallback takes over."""
+
+
+class Emitter:
+    """Append nodes to a graph of kernels, each with the fake value that tells its size."""
+
+    def __init__(self, gm: fx.GraphModule):
+        self.graph, self.mode = gm.graph, fake_mode_of(gm)
+        *_, self.output = gm.graph.nodes
+
+    def call(
+        self, target: Any, *args: Any, val: torch.Tensor | None = None, **kwargs: Any
+    ) -> fx.Node:
+        """Emit `target(*args, **kwargs)`; `val` spares running it on fake tensors."""
+        with self.graph.inserting_before(self.output):
+            node = self.graph.call_function(target, args, kwargs)
+        if val is None:
+            fake = fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
+            with self.mode, torch.no_grad():
+                val = target(*fake[0], **fake[1])
+        node.meta["val"] = val
+        return node
+
+
+class Operands:
+    """The call `op(...)` at one site, with nodes of the graph of kernels in place of values."""
+
+    def __init__(
+        self,
+        emitter: Emitter,
+        op: Any,
+        arguments: dict[str, Any],
+        axes: dict[fx.Node, SampleAxis | None],
+        cotangents: tuple[fx.Node | None, ...],
+        output_axes: tuple[SampleAxis | None, ...],
+        value: fx.Node,
+    ):
+        self.emitter, self.op, self.arguments, self.value = emitter, op, arguments, value
+        self._axes, self._cotangents, self._output_axes = axes, cotangents, output_axes
+        self._shape: tuple[int, ...] | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of an argument, by its name in the operator's schema (default included)."""
+        return self.arguments[name]
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Shape of `value`, the value of the parameter at the site."""
+        return self._shape or self.value.meta["val"].shape
+
+    def viewed(self, shape: Sequence[int], like: fx.Node, *nodes: fx.Node) -> "Operands":
+        """The same call with the value seen in another shape, and nodes whose samples sit as in `like`."""
+        other = copy.copy(self)
+        other._shape = tuple(shape)
+        other._axes = {**self._axes, **dict.fromkeys(nodes, self._axes.get(like))}
+        return other
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there is one sample, and no axis for it."""
+        return self._output_axes[0] is not None and self._output_axes[0].dim is None
+
+    def cotangent(self, index: int = 0) -> fx.Node:
+        """d loss / d output, with the output's shape."""
+        found = self._cotangents[index]
+        if found is None:
+            raise NotFactored
+        return found
+
+    def cotangent_axis(self, index: int = 0) -> SampleAxis:
+        """Where the samples sit in the cotangent."""
+        return self._known(self._output_axes[index])
+
+    def axis(self, node: fx.Node) -> SampleAxis:
+        """Where the samples sit in an argument."""
+        return self._known(self._axes.get(node))
+
+    def has_samples(self, node: fx.Node) -> bool:
+        """Whether an argument holds a part for each sample."""
+        return self._axes.get(node) is not None
+
+    def rows(self, node: fx.Node, axis: SampleAxis, keep: int) -> fx.Node:
+        """Samples first, the last `keep` dims last: `[20, K, d]` gives `[K, 20, d]` for keep 1.
+
+        All other dims, and the two halves of a folded one, are flattened into positions `s`.
+        """
+        front = self.samples_first(node, axis, keep)
+        shape = front.meta["val"].shape
+        kept = list(shape[len(shape) - keep :])
+        positions = 1
+        for size in shape[1 : len(shape) - keep]:
+            positions *= size
+        return self.emitter.call(aten.reshape.default, front, [self.count(front), positions, *kept])
+
+    def samples_first(self, node: fx.Node, axis: SampleAxis, keep: int = 0) -> fx.Node:
+        """Move the samples to the front, unfolded: `[2*K, d]` with outer 2 gives `[K, 2, d]`."""
+        call, value = self.emitter.call, node.meta["val"]
+        if axis.dim is None:
+            return call(aten.unsqueeze.default, node, 0)
+        if axis.dim >= value.ndim - keep:
+            raise NotFactored
+        dim = axis.dim
+        if axis.outer * axis.inner > 1:
+            shape = list(value.shape)
+            folded = [axis.outer, -1, axis.inner]
+            node = call(aten.reshape.default, node, [*shape[:dim], *folded, *shape[dim + 1 :]])
+            dim += 1
+        return node if dim == 0 else call(torch.movedim, node, dim, 0)
+
+    def trace(self, function: Callable[..., torch.Tensor], *nodes: fx.Node) -> fx.Node:
+        """Emit the kernels that `function` runs on the values of `nodes`, autograd included."""
+        fakes = [n.meta["val"] for n in nodes]
+        with self.emitter.mode, torch.enable_grad():
+            traced = make_fx(function, tracing_mode="real")(*fakes)
+        placeholders = [n for n in traced.graph.nodes if n.op == "placeholder"]
+        env = dict(zip(placeholders, nodes, strict=True))
+        for node in traced.graph.nodes:
+            if node.op == "call_function":
+                args = fx.node.map_arg((node.args, node.kwargs), lambda n: env[n])
+                env[node] = self.emitter.call(node.target, *args[0], val=node.meta["val"], **args[1])
+            elif node.op == "output":
+                return env[node.args[0]]
+        raise AssertionError("a graph ends in its output")
+
+    def count(self, node: fx.Node) -> int:
+        """The leading size in a reshape: -1, so that it holds for every batch size."""
+        return 1 if self.is_whole else -1
+
+    @staticmethod
+    def _known(axis: SampleAxis | None) -> SampleAxis:
+        if axis is None:
+            raise NotFactored
+        return axis

@@ -1,0 +1,44 @@
+"""What the passes are told about a captured graph: `Spec`, and how a placeholder is bound."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import sympy
+import torch
+from torch import fx
+
+
+@dataclass(frozen=True)
+class Input:
+    """What one placeholder of a captured graph stands for."""
+
+    kind: Literal["parameter", "buffer", "constant", "batch"]
+    name: str  # full name in the model, or how the caller would write a batch argument
+    trainable: bool = False  # a parameter that requires grad
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Everything a pass may know besides the graph itself."""
+
+    inputs: Mapping[str, Input]  # by placeholder name, in the order of the placeholders
+    samples: (
+        sympy.Expr | None
+    )  # symbol of the batch size K; None: one sample, the whole of every value
+    rules: Callable[[Any, str], Callable | None]  # (op overload, schema argument) -> rule
+    choose: Callable[[Any], Any]  # a contribution -> how its Gramian is contracted
+
+
+class PassError(Exception):
+    """A graph breaks a promise; `kind` says which, `nodes` are the offenders."""
+
+    def __init__(self, kind: str, message: str, nodes: tuple[fx.Node, ...] = ()):
+        super().__init__(message)
+        self.kind = kind
+        self.nodes = nodes
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors among the outputs of a node: `val` of a node is a tensor, a tuple, or a number."""
+    return [t for t in torch.utils._pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]
