@@ -17,7 +17,7 @@ class Batch:
 
     tensors: tuple[torch.Tensor, ...]
     names: tuple[str, ...]  # of the tensors, as the caller would write them: `args[0]['ids']`
-    batched: tuple[bool, ...]  # whether dim 0 of the tensor holds the samples
+    dims: tuple[int | None, ...]  # which dim of the tensor holds the samples, if any
     size: int  # number of samples K
     places: tuple[int, ...]  # of the tensors among the leaves
     plain: tuple[Any, ...]  # all leaves, None for tensors
@@ -35,8 +35,9 @@ class Batch:
         """What a program is specialised on: all but the number of samples of two or more."""
         size = min(self.size, 2)
         metas = tuple(
-            (t.dtype, t.device, tuple(t.shape[1:]) if b else tuple(t.shape), b)
-            for t, b in zip(self.tensors, self.batched)
+            (t.dtype, t.device, *t.shape) if d is None
+            else (t.dtype, t.device, d, *t.shape[:d], *t.shape[d + 1 :])
+            for t, d in zip(self.tensors, self.dims)
         )
         return size, metas, tuple((type(p), p) for p in self.plain), self.tree
 
@@ -49,13 +50,13 @@ def flatten(args: tuple, kwargs: dict[str, Any], batch_dim: Any) -> Batch:
     """
     paths, tree = tree_flatten_with_path((args, kwargs))
     dims = _dims(batch_dim, args, kwargs)
-    tensors, names, batched, places, plain = [], [], [], [], []
+    tensors, names, found, places, plain = [], [], [], [], []
     for place, ((path, leaf), dim) in enumerate(zip(paths, dims, strict=True)):
         name = _name(path)
         if isinstance(leaf, torch.Tensor):
             tensors.append(leaf)
             names.append(name)
-            batched.append(dim == 0 and leaf.ndim > 0)
+            found.append(_dim(leaf, dim, name))
             places.append(place)
             plain.append(None)
         elif isinstance(leaf, _PLAIN):
@@ -65,19 +66,28 @@ def flatten(args: tuple, kwargs: dict[str, Any], batch_dim: Any) -> Batch:
                 f"`{name}` is a {type(leaf).__name__}. Pass tensors, plain values, or containers of "
                 "these; register your own container with torch.utils._pytree.register_pytree_node."
             )
-    sizes = {n: t.shape[0] for n, t, b in zip(names, tensors, batched) if b}
+    sizes = {n: t.shape[d] for n, t, d in zip(names, tensors, found) if d is not None}
     if not sizes:
         raise InvalidBatch("No tensor of the batch holds samples: pass one with a batch dimension.")
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"`{n}` has {size}" for n, size in sizes.items())
         raise InvalidBatch(
-            f"The tensors of the batch disagree on the number of samples along dim 0: {listed}. "
+            f"The tensors of the batch disagree on the number of samples: {listed}. "
             "Name those that all samples share with a None in batch_dim, e.g. batch_dim=(0, None)."
         )
     return Batch(
-        tuple(tensors), tuple(names), tuple(batched), next(iter(sizes.values())), tuple(places),
+        tuple(tensors), tuple(names), tuple(found), next(iter(sizes.values())), tuple(places),
         tuple(plain), tree,
     )  # fmt: skip
+
+
+def _dim(tensor: torch.Tensor, dim: int | None, name: str) -> int | None:
+    """The dim that holds the samples, from 0; tensors without dims are shared."""
+    if dim is None or tensor.ndim == 0:
+        return None
+    if not -tensor.ndim <= dim < tensor.ndim:
+        raise InvalidBatch(f"`{name}` has {tensor.ndim} dims, batch_dim says that dim {dim} holds samples.")
+    return dim % tensor.ndim
 
 
 def _name(path: tuple) -> str:
@@ -112,13 +122,10 @@ def _spread(dims: Any, tree: Any) -> list[int | None]:
 def validate_batch_dim(batch_dim: Any) -> None:
     """Check the option of `compile`.
 
-    Raises: NotImplementedError for dims other than 0; InvalidArgument for what is no dim.
+    Raises: NotImplementedError for None; InvalidArgument for what is no dim.
     """
     if batch_dim is None:
         raise NotImplementedError("batch_dim=None (coupled losses) is not implemented yet")
     for dim in torch.utils._pytree.tree_leaves(batch_dim):
-        if dim is None or (isinstance(dim, int) and not isinstance(dim, bool) and dim == 0):
-            continue
-        if isinstance(dim, int) and not isinstance(dim, bool):
-            raise NotImplementedError(f"batch_dim={batch_dim!r}: dims other than 0 are not implemented yet")
-        raise InvalidArgument(f"batch_dim={batch_dim!r}: expected 0 or a tree of 0 and None.")
+        if dim is not None and (not isinstance(dim, int) or isinstance(dim, bool)):
+            raise InvalidArgument(f"batch_dim={batch_dim!r}: expected a dim, or a tree of dims and None.")

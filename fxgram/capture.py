@@ -1,9 +1,12 @@
 """Capture model and objective as one graph, faithfully or not at all."""
 
+import builtins
 import logging
 import random
+import re
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +20,7 @@ from torch.export.graph_signature import InputKind
 from fxgram.batch import Batch
 from fxgram.errors import CaptureError, FxgramError
 from fxgram.state import frozen_state
-from fxgram.watch import Watch
+from fxgram.wrapper import Wrapper
 from passes import Input
 
 # A size that hardly any other dim of a model has, so that no comparison of sizes confuses the two.
@@ -32,22 +35,7 @@ class Captured:
     inputs: dict[str, Input]  # by placeholder name
     constants: dict[str, torch.Tensor]  # by placeholder name, the objective's own tensors
     samples: sympy.Expr | None  # symbol of K; None: captured for one sample
-
-
-class _Wrapper(nn.Module):
-    """Model and objective as a module whose arguments are the tensors of the batch alone."""
-
-    def __init__(self, model: nn.Module, objective: Callable | None, batch: Batch):
-        super().__init__()
-        self.model = model
-        self._objective, self._batch = objective, batch
-
-    def forward(self, *tensors: torch.Tensor) -> Any:
-        args, kwargs = self._batch.arguments(tensors)
-        with Watch(self.model):
-            if self._objective is None:
-                return self.model(*args, **kwargs)
-            return self._objective(self.model, *args, **kwargs)
+    sizes: tuple[int, int]  # least and largest K that the graph holds for
 
 
 def capture(model: nn.Module, objective: Callable | None, batch: Batch) -> Captured:
@@ -55,36 +43,101 @@ def capture(model: nn.Module, objective: Callable | None, batch: Batch) -> Captu
 
     Raises: CaptureError with the user's line and the way out.
     """
-    wrapper = _Wrapper(model, objective, batch)
-    wrapper.training = model.training
-    tensors, shapes = batch.tensors, None
-    if batch.size > 1:
-        tensors = tuple(_resized(batch, model))
-        samples = torch.export.Dim("batch", min=2)
-        shapes = {"tensors": tuple({0: samples} if b else None for b in batch.batched)}
-    with _quiet(), frozen_state(model), python_randomness_unused():
-        try:
-            program = torch.export.export(wrapper, tensors, dynamic_shapes=shapes, strict=False)
-        except FxgramError:
-            raise
-        except Exception as error:
-            raise _explained(error) from error
+    wrapper = Wrapper(model, objective, batch)
+    with _quiet(), frozen_state(model), python_randomness_unused(), symbolic_len():
+        if batch.size < 2:
+            program = _export_static(wrapper, batch)
+        else:
+            seen = {n for t in (*batch.tensors, *model.parameters()) for n in t.shape}
+            usual = next((n for n in _SAMPLE_COUNTS if n not in seen), _SAMPLE_COUNTS[0])
+            program = _export_symbolic(wrapper, batch, usual)
+            if not _serves(program, batch):
+                program = _export_symbolic(wrapper, batch, batch.size)
     return _bound(program, model, batch)
 
 
-def _resized(batch: Batch, model: nn.Module) -> Iterator[torch.Tensor]:
+def _export(wrapper: Wrapper, tensors: tuple[torch.Tensor, ...], shapes: Any) -> Any:
+    try:
+        return torch.export.export(wrapper, tensors, dynamic_shapes=shapes, strict=False)
+    except (FxgramError, torch._dynamo.exc.UserError):
+        raise
+    except Exception as error:
+        raise _explained(error) from error
+
+
+def _export_static(wrapper: Wrapper, batch: Batch) -> Any:
+    try:
+        return _export(wrapper, batch.tensors, None)
+    except torch._dynamo.exc.UserError as error:
+        raise _explained(error) from error
+
+
+def _export_symbolic(wrapper: Wrapper, batch: Batch, count: int) -> Any:
+    """Export for a symbolic number of samples, seen as `count` while tracing.
+
+    An operator or an `if` that decides by the number of samples leaves a program for the range of
+    numbers with the same decisions as `count`.
+    """
+    tensors = tuple(_resized(batch, count))
+    samples = torch.export.Dim("batch", min=2)
+    shapes: Any = {"tensors": tuple(None if d is None else {d: samples} for d in batch.dims)}
+    try:
+        return _export(wrapper, tensors, shapes)
+    except torch._dynamo.exc.UserError as error:
+        found = re.search(r"batch = Dim\('batch'(?:, min=(\d+))?(?:, max=(\d+))?\)", str(error))
+        if found is None:
+            raise _explained(error) from error
+        low, high = (int(bound) if bound else None for bound in found.groups())
+        narrowed = torch.export.Dim("batch", min=max(low or 2, 2), max=high)
+        shapes = {"tensors": tuple(None if d is None else {d: narrowed} for d in batch.dims)}
+        try:
+            return _export(wrapper, tensors, shapes)
+        except torch._dynamo.exc.UserError as again:
+            raise _explained(again) from again
+
+
+def _range(program: Any) -> tuple[int, int]:
+    """The numbers of samples that an exported program holds for."""
+    (found,) = [r for r in program.range_constraints.values()] or [None]
+    if found is None:
+        return 2, sys.maxsize
+    top = found.upper
+    return max(2, int(found.lower)), int(top) if isinstance(top, sympy.Integer) else sys.maxsize
+
+
+def _serves(program: Any, batch: Batch) -> bool:
+    low, high = _range(program)
+    return low <= batch.size <= high
+
+
+@contextmanager
+def symbolic_len() -> Iterator[None]:
+    """Let `len(x)` of a tensor be its symbolic size; Python itself insists on a number."""
+    plain = builtins.len
+
+    def symbolic(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.ndim:
+            return value.shape[0]
+        return plain(value)
+
+    builtins.len = symbolic
+    try:
+        yield
+    finally:
+        builtins.len = plain
+
+
+def _resized(batch: Batch, count: int) -> Iterator[torch.Tensor]:
     """Stand-ins for the tensors of the batch, with an unusual number of samples.
 
     Export runs on fake tensors: the values are never read.
     """
-    seen = {n for t in (*batch.tensors, *model.parameters(), *model.buffers()) for n in t.shape}
-    count = next((n for n in _SAMPLE_COUNTS if n not in seen), _SAMPLE_COUNTS[0])
-    for tensor, batched in zip(batch.tensors, batch.batched):
-        if not batched:
+    for tensor, dim in zip(batch.tensors, batch.dims):
+        if dim is None:
             yield tensor
             continue
         order = sorted(range(tensor.ndim), key=lambda d: (-tensor.stride(d), d))
-        shape = (count, *tensor.shape[1:])
+        shape = (*tensor.shape[:dim], count, *tensor.shape[dim + 1 :])
         stand_in = torch.empty_permuted(shape, order, dtype=tensor.dtype, device=tensor.device)
         yield stand_in.requires_grad_(tensor.requires_grad)
 
@@ -93,7 +146,7 @@ def _bound(program: torch.export.ExportedProgram, model: nn.Module, batch: Batch
     """Say what each placeholder stands for."""
     canonical = first_names(model)
     inputs, constants, samples = {}, {}, None
-    names = iter(zip(batch.names, batch.batched))
+    names = iter(zip(batch.names, batch.dims))
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     for spec in program.graph_signature.input_specs:
         name, target = spec.arg.name, (spec.target or "").removeprefix("model.")
@@ -106,13 +159,14 @@ def _bound(program: torch.export.ExportedProgram, model: nn.Module, batch: Batch
             inputs[name] = Input("constant", spec.target)
             constants[name] = program.constants[spec.target]
         elif spec.kind == InputKind.USER_INPUT:
-            written, batched = next(names)
+            written, dim = next(names)
             inputs[name] = Input("batch", written)
-            if batched and batch.size > 1:
-                samples = placeholders[name].meta["val"].shape[0].node.expr
+            if dim is not None and batch.size > 1:
+                samples = placeholders[name].meta["val"].shape[dim].node.expr
         else:
             raise CaptureError(f"The model holds an object that is no tensor: {spec.target}.")
-    return Captured(program.graph_module, inputs, constants, samples)
+    sizes = (1, 1) if samples is None else _range(program)
+    return Captured(program.graph_module, inputs, constants, samples, sizes)
 
 
 def first_names(model: nn.Module) -> dict[int, str]:
@@ -126,20 +180,22 @@ def first_names(model: nn.Module) -> dict[int, str]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep export's own log lines away from users, and einsum from fixing the batch size."""
-    loggers = [logging.getLogger(name) for name in ("torch.export", "torch.fx", "torch._dynamo")]
+    names = ("torch.export", "torch.fx", "torch._dynamo", "torch._subclasses.fake_tensor",
+             "torch.fx.experimental.symbolic_shapes")  # fmt: skip
+    loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
-    shapes = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    levels.append(shapes.level)
     enabled = torch.backends.opt_einsum.enabled
-    for logger in (*loggers, shapes):
-        logger.setLevel(logging.CRITICAL)
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
     torch.backends.opt_einsum.enabled = False
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), warnings.catch_warnings():
+            # The wrapper finds assigned attributes itself; `_flat_weights` of an LSTM is none.
+            warnings.filterwarnings("ignore", message="The tensor attribute")
             yield
     finally:
         torch.backends.opt_einsum.enabled = enabled
-        for logger, level in zip((*loggers, shapes), levels):
+        for logger, level in zip(loggers, levels):
             logger.setLevel(level)
 
 

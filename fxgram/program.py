@@ -1,6 +1,7 @@
 """A compiled program: one captured graph, its passes, and the modules that a call runs."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,9 +22,11 @@ _PLANNED = ("contract", "clean")  # passes that depend on the batch size, throug
 class Program:
     """Compiled for one kind of batch; serves every number of samples of that kind."""
 
-    def __init__(self, captured: Captured, model: nn.Module, samples: int):
+    def __init__(self, captured: Captured, model: nn.Module, samples: int, cross_terms: bool):
         self.captured, self.model = captured, model
-        self.spec = Spec(captured.inputs, captured.samples, find, self._chooser(samples))
+        self.spec = Spec(
+            captured.inputs, captured.samples, find, self._chooser(samples), cross_terms
+        )
         fixed = [p for p in passes.PASSES if p.__name__ not in _PLANNED]
         self.lowered, self._records = self._run(captured.gm, self.spec, fixed)
         self._planned: dict[tuple[str, ...], Planned] = {}
@@ -45,6 +48,11 @@ class Program:
         """The graph of the user's operators, with the sample axis of every value noted."""
         return next(r.snapshot for r in self._records if r.name == "batch_axes")
 
+    def serves(self, samples: int) -> bool:
+        """Whether the program holds for this number of samples."""
+        low, high = self.captured.sizes
+        return low <= samples <= high
+
     def losses_like(self, samples: int) -> torch.Tensor:
         """An uninitialised tensor `[K]` of the losses' dtype and device."""
         *_, output = self.lowered.graph.nodes
@@ -61,7 +69,7 @@ class Program:
         if samples not in self._choices:
             choices = tuple(plan.choose(c, samples) for c in self.contributions)
             if choices not in self._planned:
-                spec = Spec(self.spec.inputs, self.spec.samples, find, self._chooser(samples))
+                spec = replace(self.spec, choose=self._chooser(samples))
                 late = [p for p in passes.PASSES if p.__name__ in _PLANNED]
                 gm, records = self._run(self.lowered, spec, late)
                 self._planned[choices] = Planned(self, passes.partition(gm), records)

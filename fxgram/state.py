@@ -14,14 +14,15 @@ def frozen_state(model: nn.Module, tensors: bool = False) -> Iterator[None]:
 
     With `tensors`, also to buffers (needed where the model runs on real tensors).
     """
-    attributes = [(m, dict(vars(m))) for m in model.modules()]
+    tables = [t for m in model.modules() for t in (vars(m), m._parameters, m._buffers, m._modules)]
+    attributes = [(table, dict(table)) for table in tables]
     buffers = [(b, b.detach().clone()) for b in model.buffers()] if tensors else []
     with _forked_randomness(model):
         try:
             yield
         finally:
-            for module, before in attributes:
-                _restore(vars(module), before)
+            for table, before in attributes:
+                _restore(table, before)
             with torch.no_grad():
                 for buffer, value in buffers:
                     buffer.copy_(value)

@@ -41,8 +41,11 @@ def compile(  # noqa: A001 - the name that users write is fxgram.compile
         model: any module; its parameters that require grad are differentiated.
         objective: `objective(model, *batch, **kwargs) -> losses [K]`, one loss per sample;
             None if `model(*batch, **kwargs)` returns the losses.
-        batch_dim: 0, every tensor of the batch holds its samples on dim 0; or a tuple with an entry
-            for each positional argument, None for those that the samples share.
+        batch_dim: the dim that holds the samples in every tensor of the batch; or a tuple with an
+            entry for each positional argument (a dim, None for what the samples share, or a tree of
+            these), as `in_dims` of torch.vmap.
+        cross_terms: False, every use of a parameter counts as a parameter of its own in the
+            Gramian (the gradients are the true ones either way); True, exactly `J Jᵀ`.
         check: compare the first batch of every compiled program with the eager model, and test
             that samples are independent; costs one eager step and one more backward.
         example: a batch (tuple of arguments) to compile for now, not at the first call.
@@ -54,7 +57,6 @@ def compile(  # noqa: A001 - the name that users write is fxgram.compile
         NotImplementedError: for an option that is not implemented, naming it.
     """
     reserved = {
-        "cross_terms": (cross_terms, False),
         "parameters": (parameters, None),
         "aux": (aux, False),
         "memory_budget": (memory_budget, None),
@@ -72,7 +74,7 @@ def compile(  # noqa: A001 - the name that users write is fxgram.compile
     if objective is not None and not callable(objective):
         raise InvalidArgument(f"`objective` must be callable, not {type(objective).__name__}.")
     validate_batch_dim(batch_dim)
-    step = GramianStep(model, objective, batch_dim, bool(check))
+    step = GramianStep(model, objective, batch_dim, bool(cross_terms), bool(check))
     if example is not None:
         step.prepare(*(example if isinstance(example, tuple | list) else (example,)))
     return step
@@ -85,9 +87,16 @@ class GramianStep:
     of samples of two or more shares one program.
     """
 
-    def __init__(self, model: nn.Module, objective: Callable | None, batch_dim: Any, check: bool):
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Callable | None,
+        batch_dim: Any,
+        cross_terms: bool,
+        check: bool,
+    ):
         self._model, self._objective = model, objective
-        self._batch_dim, self._check = batch_dim, check
+        self._batch_dim, self._cross_terms, self._check = batch_dim, cross_terms, check
         self._programs: dict[tuple, list[tuple[Guard, Program]]] = {}
         self._last: Program | None = None
 
@@ -159,7 +168,7 @@ class GramianStep:
     def _program(self, batch: Batch) -> Program:
         entries = self._programs.setdefault(batch.key, [])
         for guard, program in entries:
-            if guard.holds():
+            if program.serves(batch.size) and guard.holds():
                 break
         else:
             guard = Guard(self._model, self._objective)
@@ -173,10 +182,11 @@ class GramianStep:
         kind = f"{batch.size} sample" + ("s (and any other number)" if batch.size > 1 else "")
         _log.info("compiling %s for %s", type(self._model).__name__, kind)
         captured = capture(self._model, self._objective, batch)
-        program = Program(captured, self._model, batch.size)
+        program = Program(captured, self._model, batch.size, self._cross_terms)
         if self._check:
             check_program(program, self._model, self._objective, batch)
-        self._warn_of_reuse(program)
+        if not self._cross_terms:
+            self._warn_of_reuse(program)
         return program
 
     def _warn_of_reuse(self, program: Program) -> None:

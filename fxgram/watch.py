@@ -7,6 +7,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
+from fxgram.constants import UNKNOWN, Constants
 from fxgram.errors import CaptureError
 
 _HOOKS = {"register_hook", "register_post_accumulate_grad_hook", "retain_grad"}
@@ -22,6 +23,7 @@ class Watch(TorchFunctionMode):
     def __init__(self, model: nn.Module):
         super().__init__()
         _refuse_backward_hooks(model)
+        self._constants = Constants()
 
     def __enter__(self) -> "Watch":
         self._apply = torch.autograd.Function.__dict__["apply"]
@@ -62,7 +64,12 @@ class Watch(TorchFunctionMode):
         for leaf in torch.utils._pytree.tree_leaves((args, kwargs)):
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
                 self._refuse_foreign(leaf)
-        return func(*args, **kwargs)
+        known = self._constants.read(func, args, kwargs)
+        if known is not UNKNOWN:
+            return known
+        result = func(*args, **kwargs)
+        self._constants.follow(func, args, kwargs, result)
+        return result
 
     def _refuse_foreign(self, tensor: torch.Tensor) -> None:
         if isinstance(tensor, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):

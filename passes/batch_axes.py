@@ -7,6 +7,7 @@ import torch
 from torch import fx
 
 from passes.annotations import SampleAxis, annotate, facts, note
+from passes.dependence import is_random
 from passes.sites import collect_groups
 from passes.spec import PassError, Spec, tensors
 
@@ -32,6 +33,9 @@ def batch_axes(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     groups = collect_groups(gm)
     if not groups:
         raise PassError("no parameter", "no trainable parameter reaches the losses")
+    random = {s.node: None for group in groups for s in group.sites if is_random(s.node)}
+    if random:
+        raise PassError("random", "a random operator is applied to a parameter", tuple(random))
     facts(gm)["groups"] = groups
     return gm
 
@@ -39,7 +43,7 @@ def batch_axes(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
 def _follow(node: fx.Node, spec: Spec) -> None:
     values = tensors(node.meta.get("val"))
     if spec.samples is None:
-        whole = note(node).data
+        whole = note(node).data or any(user.op == "output" for user in node.users)
         axes = (SampleAxis(None),) * len(values) if whole else (None,) * len(values)
         annotate(node, batched=whole and bool(values), axes=axes)
         return

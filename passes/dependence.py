@@ -15,14 +15,25 @@ _RANDOM_COMPOSITES = {"dropout", "feature_dropout", "alpha_dropout", "feature_al
 def is_random(node: fx.Node) -> bool:
     """Whether the operator draws random numbers.
 
-    Composite operators don't carry the tag of the random operator inside of them, and `dropout`
-    outside of training draws nothing but is treated alike: it is data either way.
+    Composite operators don't carry the tag of the random operator inside of them.
     """
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
-    if torch.Tag.nondeterministic_seeded in node.target.tags:
-        return True
-    return node.target._opname in _RANDOM_COMPOSITES
+    tagged = torch.Tag.nondeterministic_seeded in node.target.tags
+    return (tagged or node.target._opname in _RANDOM_COMPOSITES) and not _is_switched_off(node)
+
+
+def _is_switched_off(node: fx.Node) -> bool:
+    """`dropout(x, 0.5, train=False)`, `lstm(..., dropout=0.0)` draw nothing."""
+    for at, argument in enumerate(node.target._schema.arguments):
+        value = node.args[at] if at < len(node.args) else node.kwargs.get(
+            argument.name, argument.default_value
+        )
+        if argument.name in ("train", "training") and value is False:
+            return True
+        if argument.name in ("dropout", "dropout_p") and value == 0:
+            return True
+    return False
 
 
 def mark_dependence(gm: fx.GraphModule, spec: Spec) -> None:

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map_only
 
 from passes.annotations import KEY, SampleAxis, facts, note
 from passes.functionalize import functionalize
-from passes.propagate import fake_mode_of
+from passes.propagate import fake_mode_of, faking
 from passes.sites import UseGroup
 from passes.spec import Spec, tensors
 from passes.use import is_use, use
@@ -36,7 +36,7 @@ def differentiate(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     with mode:
         rows = [torch.ones_like(losses), torch.ones_like(losses)]
     fakes = [n.meta["val"] for n in placeholders] + rows
-    with mode, torch.enable_grad(), preserve_node_meta():
+    with faking(mode), torch.enable_grad(), preserve_node_meta():
         traced = make_fx(_Joint(gm).run, tracing_mode="real")(*fakes)
     _name_placeholders(traced.graph, [n.name for n in placeholders] + [SEEDS, WEIGHTS])
     joint = functionalize(traced, spec)

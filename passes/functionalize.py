@@ -1,6 +1,7 @@
 """`functionalize`: no operator changes a tensor in place."""
 
-from dataclasses import dataclass, field
+import operator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map_only
 
 from passes.annotations import facts
-from passes.propagate import fake_mode_of
+from passes.propagate import fake_mode_of, faking
 from passes.spec import PassError, Spec, tensors
 from passes.view_inverses import write_back
 
@@ -37,7 +38,6 @@ class _Alias:
     path: tuple[fx.Node, ...] = ()
     value: fx.Node | None = None  # node that holds the value as of `version`
     version: int = 0
-    steps: dict[str, Any] = field(default_factory=dict)
 
 
 def functionalize(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
@@ -94,6 +94,8 @@ class _Functionalizer:
             if not any(r.alias_info is not None for r in returns):
                 return None
         source = node.all_input_nodes[0]
+        if node.target is operator.getitem and self.aliased(source) is None:
+            return None  # an item of what is no view: `unsafe_chunk`, `native_layer_norm`
         mine, theirs = tensors(node.meta.get("val")), tensors(source.meta.get("val"))
         if not mine or not theirs:
             return None
@@ -125,17 +127,24 @@ class _Functionalizer:
         if len(written) != 1:
             raise PassError("mutation", f"`{node.target}` writes to several tensors", (node,))
         target = self.env[written[0]]
-        operator = _functional(node)
+        args, kwargs = _explicit(node)
+        if node.target is aten.copy_.default:
+            function, args = aten.expand_as.default, (args[1], args[0])
+        else:
+            function = _functional(node)
         copy = self.graph.call_function(
-            operator, map_arg(node.args, self.read), map_arg(node.kwargs, self.read)
+            function, map_arg(args, self.read), map_arg(kwargs, self.read)
         )
         copy.meta = dict(node.meta)
         value = self.cast(copy, node.meta["val"].dtype)
-        chain = self.views(target)[:-1] if target.path else []
-        for step, base in zip(reversed(target.path), reversed(chain)):
-            meta = base.meta
-            value = write_back(self.graph, step, base, value)
-            value.meta = {**meta, **value.meta}
+        chain = self.views(target) if target.path else []
+        item = None
+        for base, step in reversed(list(zip(chain, chain[1:]))):
+            if step.target is operator.getitem:
+                item = step.args[1]  # the next step is the operator that returned several views
+                continue
+            value = write_back(self.graph, step, base, value, item)
+            value.meta, item = {**base.meta, **value.meta}, None
         target.base.value, target.base.version = value, target.base.version + 1
         if id(target.base) in self.placeholders:
             self.mutated[self.placeholders[id(target.base)]] = target.base
@@ -146,7 +155,7 @@ class _Functionalizer:
     def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
         """An in-place operator keeps the type of what it writes to: `int.add_(float)` stays int."""
         fake = tree_map_only(fx.Node, lambda n: n.meta["val"], (node.args, node.kwargs))
-        with self.mode, torch.no_grad():
+        with faking(self.mode), torch.no_grad():
             result = node.target(*fake[0], **fake[1])
         if result.dtype == dtype:
             return node
@@ -165,6 +174,15 @@ def _written_arguments(node: fx.Node) -> list[fx.Node]:
             value = node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
             found += [value] if isinstance(value, fx.Node) else list(value or [])
     return found
+
+
+def _explicit(node: fx.Node) -> tuple[tuple, dict[str, Any]]:
+    """The arguments with defaults written out: `bernoulli_` has one where `bernoulli` has none."""
+    args, kwargs = list(node.args), dict(node.kwargs)
+    for at, argument in enumerate(node.target._schema.arguments):
+        if not argument.kwarg_only and at >= len(args) and argument.name not in kwargs:
+            args.append(argument.default_value)
+    return tuple(args), kwargs
 
 
 def _functional(node: fx.Node) -> Any:

@@ -1,6 +1,7 @@
 """`lower`: write the Jacobian of every use as factors, or as per-sample gradients."""
 
 import operator
+from collections import Counter
 from typing import Any
 
 import torch
@@ -31,20 +32,31 @@ def lower(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     Raises: PassError "uncovered" naming every use that neither a rule nor the fallback covers.
     """
     lowering = _Lowering(gm, spec)
+    groups = [group for group in facts(gm)["groups"] if lowering.is_reached(group)]
+    reused = _reused(groups) if spec.cross_terms else set()
     contributions, uncovered = [], []
-    for group in facts(gm)["groups"]:
-        if not lowering.is_reached(group):
-            continue
+    for group in groups:
         try:
-            contributions.append(lowering.group(group))
+            contributions.append(
+                lowering.group(group, any(u.args[0] in reused for u in group.uses))
+            )
         except PassError as error:
             uncovered += error.nodes
     if uncovered:
         raise PassError("uncovered", "uses that nothing covers", tuple(uncovered))
     if not contributions:
         raise PassError("no parameter", "no trainable parameter reaches the losses")
+    if reused:
+        names = {spec.inputs[p.name].name for p in reused}
+        contributions = lowering.add_uses(contributions, names)
     facts(gm)["contributions"] = tuple(contributions)
     return gm
+
+
+def _reused(groups: list[UseGroup]) -> set[fx.Node]:
+    """Parameters with more than one use."""
+    counts = Counter(use.args[0] for group in groups for use in group.uses)
+    return {parameter for parameter, count in counts.items() if count > 1}
 
 
 class _Lowering:
@@ -58,16 +70,38 @@ class _Lowering:
     def is_reached(self, group: UseGroup) -> bool:
         return any(c is not None for s in group.sites for c in self.cotangents[s.node.name])
 
-    def group(self, group: UseGroup) -> Contribution:
+    def group(self, group: UseGroup, as_gradients: bool = False) -> Contribution:
+        """Lower one group; with `as_gradients` to one `[k, *parameter]` for each use."""
         uses = tuple(self.use(u, group) for u in group.uses)
         try:
             factors = tuple(f for f in map(self.site, group.sites) if f is not None)
         except NotFactored:
             return Contribution(uses, "fallback", None, self.fallback(group))
         isometric = len(group.uses) == 1 and all(_name(n) in _ISOMETRIES for n in group.region)
-        if isometric and len(factors) == 1:
+        if isometric and len(factors) == 1 and not as_gradients:
             return Contribution(uses, "rule", factors[0], (), factors)
         return Contribution(uses, "region", None, self.region(group, factors), factors)
+
+    def add_uses(self, contributions: list[Contribution], reused: set[str]) -> list[Contribution]:
+        """Add the per-sample gradients of all uses of a parameter: exact cross terms."""
+        kept: list[Contribution] = []
+        gradients: dict[str, list[tuple[Use, fx.Node, Contribution]]] = {}
+        for contribution in contributions:
+            if not any(use.parameter in reused for use in contribution.uses):
+                kept.append(contribution)
+                continue
+            for use, jacobian in zip(contribution.uses, contribution.jacobians, strict=True):
+                gradients.setdefault(use.parameter, []).append((use, jacobian, contribution))
+        for found in gradients.values():
+            total = found[0][1]
+            for _, jacobian, _ in found[1:]:
+                total = self.emitter.call(
+                    torch.ops.aten.add.Tensor, total, jacobian, val=total.meta["val"]
+                )
+            factors = tuple(f for _, _, c in found for f in c.all_factors)
+            uses = tuple(use for use, _, _ in found)
+            kept.append(Contribution(uses, "sum", None, (total,), factors))
+        return kept
 
     def use(self, node: fx.Node, group: UseGroup) -> Use:
         site = group.sites[0].node
@@ -121,6 +155,8 @@ class _Lowering:
             jacobian = emit_jacobian(self.emitter, found)
             shape = list(site.operand.meta["val"].shape)
             rows.append(self.emitter.call(torch.ops.aten.reshape.default, jacobian, [-1, *shape]))
+        if not group.region:
+            return tuple(rows)
         body, operands = _extract(group, [s.operand for s in sites], with_sites=False)
         module = RegionPullback(body, len(group.uses), len(sites))
         return self.call_module(group, module, operands, rows)

@@ -9,7 +9,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from passes.annotations import SampleAxis
-from passes.propagate import fake_mode_of
+from passes.propagate import fake_mode_of, faking
 
 aten = torch.ops.aten
 
@@ -33,7 +33,7 @@ class Emitter:
             node = self.graph.call_function(target, args, kwargs)
         if val is None:
             fake = fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
-            with self.mode, torch.no_grad():
+            with faking(self.mode), torch.no_grad():
                 val = target(*fake[0], **fake[1])
         node.meta["val"] = val
         return node
@@ -127,7 +127,7 @@ class Operands:
     def trace(self, function: Callable[..., torch.Tensor], *nodes: fx.Node) -> fx.Node:
         """Emit the kernels that `function` runs on the values of `nodes`, autograd included."""
         fakes = [n.meta["val"] for n in nodes]
-        with self.emitter.mode, torch.enable_grad():
+        with faking(self.emitter.mode), torch.enable_grad():
             traced = make_fx(function, tracing_mode="real")(*fakes)
         placeholders = [n for n in traced.graph.nodes if n.op == "placeholder"]
         env = dict(zip(placeholders, nodes, strict=True))

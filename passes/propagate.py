@@ -1,9 +1,12 @@
 """Run a captured graph on fake tensors: sizes of every value, and which values carry gradient."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch.utils._pytree import tree_map_only
 
@@ -13,6 +16,13 @@ from passes.spec import Spec, tensors
 def fake_mode_of(gm: fx.GraphModule):
     """The fake mode of the placeholders."""
     return detect_fake_mode([n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"])
+
+
+@contextmanager
+def faking(mode: Any) -> Iterator[None]:
+    """Run operators on fake tensors; with symbolic sizes some need Python's dispatcher."""
+    with mode, enable_python_dispatcher():
+        yield
 
 
 def propagate(gm: fx.GraphModule, spec: Spec) -> set[fx.Node]:
@@ -37,6 +47,6 @@ def propagate(gm: fx.GraphModule, spec: Spec) -> set[fx.Node]:
         if node.op == "placeholder":
             bound = spec.inputs[node.name]
             inputs.append(node.meta["val"].detach().requires_grad_(bound.trainable))
-    with fake_mode_of(gm), torch.enable_grad():
+    with faking(fake_mode_of(gm)), torch.enable_grad():
         Propagator(gm).run(*inputs, enable_io_processing=False)
     return carrying

@@ -10,6 +10,7 @@ from passes.spec import PassError
 aten = torch.ops.aten
 
 Inverse = Callable[[fx.Graph, fx.Node, fx.Node, fx.Node], fx.Node]  # graph, view, base, value
+_SPLITS = {"chunk", "split", "split_with_sizes", "tensor_split", "unsafe_chunk"}
 
 
 def _same_elements(graph: fx.Graph, view: fx.Node, base: fx.Node, value: fx.Node) -> fx.Node:
@@ -47,16 +48,38 @@ _INVERSES: dict[str, Inverse] = {
     "select": _scattered(aten.select_scatter.default),
     "slice": _scattered(aten.slice_scatter.default),
     "diagonal": _scattered(aten.diagonal_scatter.default),
+    "as_strided": _scattered(aten.as_strided_scatter.default),
 }  # fmt: skip
 
 
-def write_back(graph: fx.Graph, view: fx.Node, base: fx.Node, value: fx.Node) -> fx.Node:
-    """The new value of `base` after `value` was written to its view.
+def _item_scattered(
+    graph: fx.Graph, view: fx.Node, base: fx.Node, value: fx.Node, item: int
+) -> fx.Node:
+    """A write to `view(base)[item]`, for an operator that returns views of all of its input."""
+    name = view.target._opname
+    at = {a.name: i for i, a in enumerate(view.target._schema.arguments)}["dim"]
+    dim = view.args[at] if at < len(view.args) else view.kwargs.get("dim", 0)
+    if name == "unbind":
+        return graph.call_function(aten.select_scatter.default, (base, value, dim, item))
+    if name in _SPLITS:
+        sizes = [part.shape[dim] for part in view.meta["val"]]
+        start = sum(sizes[:item])
+        args = (base, value, dim, start, start + sizes[item])
+        return graph.call_function(aten.slice_scatter.default, args)
+    raise PassError("mutation", f"a write through `{name}` cannot be followed", (view,))
+
+
+def write_back(
+    graph: fx.Graph, view: fx.Node, base: fx.Node, value: fx.Node, item: int | None = None
+) -> fx.Node:
+    """The new value of `base` after `value` was written to its view (to item `item` of a list).
 
     `x[:, 0].mul_(2)` gives `x = select_scatter(x, mul(select(x, 1, 0), 2), 1, 0)`.
 
     Raises: PassError "mutation" if the view op has no known inverse (`expand`, say).
     """
+    if item is not None:
+        return _item_scattered(graph, view, base, value, item)
     name = str(getattr(view.target, "_opname", view.target))
     if name not in _INVERSES:
         raise PassError("mutation", f"a write through `{name}` cannot be followed", (view,))

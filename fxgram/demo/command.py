@@ -42,6 +42,7 @@ def demo(
         reason = f"cannot write to {out}: {error.strerror}"
         raise typer.BadParameter(reason, param_hint="--out") from error
     console = Console()
+    torch.set_num_threads(1)  # the tensors are small: threads would wait more than they work
     torch.manual_seed(seed)
     sets = data.load(seed)
     network = MODELS[model]()

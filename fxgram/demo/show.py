@@ -28,10 +28,12 @@ def show_task(
 
 def show_program(console: Console, step) -> None:
     """Print the compiled step: its passes, and its uses of parameters."""
-    console.rule("What the passes did", align="left")
-    console.print(step.passes, markup=False, highlight=False)
-    console.rule("How each use of a parameter enters the Gramian", align="left")
-    console.print(step.explain(), markup=False, highlight=False)
+    for title, text in (
+        ("What the passes did", step.passes),
+        ("How each use of a parameter enters the Gramian", step.explain()),
+    ):
+        console.rule(title, align="left")
+        console.print(str(text), markup=False, highlight=False, no_wrap=True, overflow="ellipsis")
 
 
 def show_check(console: Console, errors: Mapping[str, float], tolerance: float) -> None:

@@ -88,7 +88,7 @@ PRODUCTS = (
     _case("einsum_diagonal", lambda m, x: torch.einsum("kd,dd->kd", x, m.w).sin(), w=(D, D), fallback=True),
     _case("bilinear", lambda m, x, y: F.bilinear(x, y, m.w, m.b).sin(), _two_vectors, w=(2, D, D), b=(2,)),
     _case("quadratic_form", lambda m, x: ((x @ m.w) * x).sum(-1).sin(), w=(D, D)),
-    _case("outer_product", lambda m, x: torch.kron(x, m.w).sin(), w=(1, 2), fallback=True),
+    _case("outer_product", lambda m, x: (x[:, :, None] * m.w).flatten(1).sin(), w=(1, 2)),
     _case("prototypes_by_distance", lambda m, x: torch.cdist(x, m.w), w=(4, D), fallback=True),
     _case("prototypes_by_squares", lambda m, x: -(x[:, None] - m.w).square().sum(-1), w=(4, D)),
     _case("prototypes_by_cosine", lambda m, x: F.cosine_similarity(x[:, None], m.w, dim=-1), w=(4, D), fallback=True),

@@ -1,0 +1,270 @@
+"""Samples that depend on each other: refused, naming the line; what only looks so is right."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from agreement import assert_agrees
+from torch import nn
+
+import fxgram
+
+K = 5
+X = torch.randn(K, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def linear():
+    return nn.Linear(3, 4)
+
+
+def batch_normed():
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+
+
+def sequence():
+    return nn.ModuleList([nn.Linear(3, 4), nn.MultiheadAttention(4, 2, bias=False)])
+
+
+def rows(y):
+    return y.square().sum(1)
+
+
+def mean_over_batch(m, x):
+    y = m(x)
+    return rows(y - y.mean(0))
+
+
+def losses_minus_their_mean(m, x):
+    losses = rows(m(x))
+    return losses - losses.mean()
+
+
+def losses_over_their_sum(m, x):
+    losses = rows(m(x))
+    return losses / losses.sum()
+
+
+def in_batch_negatives(m, x):
+    logits = m(x) @ m(2 * x).t()
+    return F.cross_entropy(logits, torch.arange(len(x)), reduction="none")
+
+
+def sample_zero_is_the_anchor(m, x):
+    y = m(x)
+    return rows(y - y[:1])
+
+
+def sample_zero_selected(m, x):
+    y = m(x)
+    return (y * y[0]).sum(1)
+
+
+def last_sample_is_the_anchor(m, x):
+    y = m(x)
+    return rows(y - y[-1])
+
+
+def flipped(m, x):
+    y = m(x)
+    return rows(y * y.flip(0).sin())
+
+
+def reordered(m, x):
+    return rows(m(x).flip(0))
+
+
+def rolled(m, x):
+    y = m(x)
+    return rows(y - y.roll(1, 0))
+
+
+def permuted(m, x, order):
+    y = m(x)
+    return rows(y * y[order])
+
+
+def softmax_over_batch(m, x):
+    return rows(m(x).softmax(0))
+
+
+def cumulated(m, x):
+    return rows(m(x).cumsum(0))
+
+
+def normalized_over_batch(m, x):
+    return rows(F.normalize(m(x), dim=0) * x.sum())
+
+
+def sorted_over_batch(m, x):
+    return rows(m(x).sort(0).values)
+
+
+def distances(m, x):
+    y = m(x)
+    return torch.cdist(y, y.sin()).mean(1)
+
+
+def viewed_across_samples(m, x):
+    return rows(m(x).t().reshape(len(x), 4))
+
+
+def attention_across_samples(m, x):
+    hidden = m[0](x).unsqueeze(1)  # [K, 1, 4], taken for a sequence of length K
+    return rows(m[1](hidden, hidden, hidden, need_weights=False)[0].squeeze(1))
+
+
+def shifted_targets(m, x):
+    y = m(x)
+    return rows(torch.cat([y[1:], y[:1]]) - x.sum(1, keepdim=True))
+
+
+def small_coupling(m, x):
+    y = m(x)
+    return rows(y + 1e-4 * y.roll(1, 0))
+
+
+# the model, the losses, and the operator that couples their samples
+COUPLED = [
+    (batch_normed, lambda m, x: rows(m(x)), "batch_norm"),
+    (linear, mean_over_batch, "mean"),
+    (linear, losses_minus_their_mean, "mean"),
+    (linear, losses_over_their_sum, "sum"),
+    (linear, in_batch_negatives, "matmul"),
+    (linear, sample_zero_is_the_anchor, "slice"),
+    (linear, sample_zero_selected, "select"),
+    (linear, last_sample_is_the_anchor, "select"),
+    (linear, flipped, "flip"),
+    (linear, reordered, "flip"),
+    (linear, rolled, "roll"),
+    (linear, softmax_over_batch, "softmax"),
+    (linear, cumulated, "cumsum"),
+    (linear, normalized_over_batch, "norm"),
+    (linear, sorted_over_batch, "sort"),
+    (linear, distances, "cdist"),
+    (linear, viewed_across_samples, "reshape"),
+    (linear, small_coupling, "roll"),
+    (sequence, attention_across_samples, ""),
+]
+
+
+def build(make):
+    torch.manual_seed(0)
+    return make().double()
+
+
+@pytest.mark.parametrize(
+    ("make", "objective", "named"), COUPLED, ids=lambda v: getattr(v, "__name__", None)
+)
+def test_coupled_samples_are_refused(make, objective, named):
+    with pytest.raises(fxgram.CoupledSamples, match="different samples depend") as caught:
+        fxgram.compile(build(make), objective)(X)
+    message = str(caught.value)
+    assert "batch_dim=0" in message
+    assert "capture.py" not in message
+    assert re.search(rf"`\w*{named}\w*`", message), f"does not name the operator: {message}"
+    assert "test_coupling.py:" in message, f"does not name the user's line: {message}"
+
+
+def test_shifted_targets_are_refused():
+    with pytest.raises((fxgram.CoupledSamples, fxgram.CaptureError), match="samples"):
+        fxgram.compile(build(linear), shifted_targets)(X)
+
+
+@pytest.mark.parametrize("k", [2, 3, 32])
+@pytest.mark.parametrize(
+    "objective", [sample_zero_selected, flipped, rolled], ids=lambda f: f.__name__
+)
+def test_at_other_batch_sizes(objective, k):
+    with pytest.raises(fxgram.CoupledSamples):
+        fxgram.compile(build(linear), objective)(torch.randn(k, 3, dtype=torch.float64))
+
+
+def test_in_single_precision():
+    with pytest.raises(fxgram.CoupledSamples):
+        fxgram.compile(build(linear).float(), small_coupling)(X.float())
+
+
+def test_order_from_the_batch():
+    with pytest.raises(fxgram.CoupledSamples):
+        fxgram.compile(build(linear), permuted)(X, torch.tensor([1, 2, 0, 4, 3]))
+
+
+def test_after_a_first_batch_of_one_sample():
+    step = fxgram.compile(build(linear), sample_zero_is_the_anchor)
+    step(X[:1])
+    with pytest.raises(fxgram.CoupledSamples):
+        step(X)
+
+
+def test_a_refused_program_is_not_kept():
+    step = fxgram.compile(build(linear), rolled)
+    for _ in range(2):
+        with pytest.raises(fxgram.CoupledSamples):
+            step(X)
+
+
+def detached_mean(m, x):
+    y = m(x)
+    return rows(y - y.mean(0).detach())
+
+
+def statistics_without_gradient(m, x):
+    y = m(x)
+    with torch.no_grad():
+        mean, deviation = y.mean(0), y.std(0)
+    return rows((y - mean) / (deviation + 1))
+
+
+def data_mixed_before_the_model(m, x):
+    return rows(m(x + x.flip(0)))
+
+
+def data_normalized_over_the_batch(m, x):
+    return rows(m((x - x.mean(0)) / (x.std(0) + 1)))
+
+
+def flipped_twice(m, x):
+    return rows(m(x.flip(0)).flip(0))
+
+
+def flipped_and_unused(m, x):
+    y = m(x)
+    y.flip(0).sum()
+    return rows(y)
+
+
+def positions_major(m, x):
+    both = torch.stack([x, x.cos()], 1).transpose(0, 1).reshape(-1, 3)
+    return m(both).square().view(2, len(x), 4).sum((0, 2))
+
+
+def batch_norm_in_eval(m, x):
+    return rows(m.eval()(x))
+
+
+UNCOUPLED = [
+    (linear, detached_mean),
+    (linear, statistics_without_gradient),
+    (linear, data_mixed_before_the_model),
+    (linear, data_normalized_over_the_batch),
+    (linear, flipped_twice),
+    (linear, flipped_and_unused),
+    (linear, positions_major),
+    (batch_normed, batch_norm_in_eval),
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "objective"), UNCOUPLED, ids=lambda v: getattr(v, "__name__", None)
+)
+def test_what_only_looks_coupled_is_right_or_refused(make, objective):
+    """Data may mix samples where no gradient passes; refusing is allowed, a wrong answer is not."""
+    model = build(make)
+    step = fxgram.compile(model, objective)
+    try:
+        step(X)
+    except fxgram.CoupledSamples:
+        return
+    assert_agrees(step, model, objective, X)
+    assert_agrees(step, model, objective, X[:3])

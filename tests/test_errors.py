@@ -1,0 +1,230 @@
+"""Every error has its class, says what is wrong in the user's words, and what to do."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fxgram
+
+K = 5
+X = torch.randn(K, 3, generator=torch.Generator().manual_seed(1))
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.body(x).tanh())
+
+
+def squares(model, x):
+    return model(x).square().sum(1)
+
+
+def refused(error, objective, *batch, model=None, batch_dim=0):
+    """Return the message of the error that the first call raises."""
+    assert issubclass(error, fxgram.FxgramError)
+    step = fxgram.compile(model or Two(), objective, batch_dim=batch_dim)
+    with pytest.raises(error) as caught:
+        step(*(batch or (X,)))
+    assert type(caught.value) is error
+    return str(caught.value)
+
+
+LOSSES = {
+    "scalar": (lambda m, x: squares(m, x).mean(), [r"[]", "reduction='none'"]),
+    "integers": (lambda m, x: squares(m, x).long(), ["int64", "floating"]),
+    "booleans": (lambda m, x: squares(m, x) > 0, ["bool", "floating"]),
+    "not_a_tensor": (lambda m, x: 1.0, ["1.0"]),
+    "none": (lambda m, x: None, ["None"]),
+    "tuple": (lambda m, x: (squares(m, x), x), ["tuple"]),
+    "list_of_losses": (lambda m, x: [squares(m, x)], ["list"]),
+    "dict": (lambda m, x: {"loss": squares(m, x)}, ["dict"]),
+    "two_per_sample": (lambda m, x: m(x).square(), ["2]", "[K]"]),
+    "one_too_few": (lambda m, x: squares(m, x)[1:], ["shape"]),
+    "of_nobody": (lambda m, x: m.head.bias, ["[2]"]),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("k", [1, K])
+def test_invalid_losses(name, k):
+    objective, words = LOSSES[name]
+    message = refused(fxgram.InvalidLosses, objective, X[:k])
+    for word in ["batch_dim=0", *words]:
+        assert word in message, message
+    assert "_fx." not in message
+    assert "Node" not in message
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        lambda m, x: squares(m, x).detach(),
+        lambda m, x: x.sum(1),
+        lambda m, x: torch.no_grad()(squares)(m, x),
+        lambda m, x: x.sum(1) + m(x).argmax(1),
+    ],
+    ids=["detached", "without_model", "no_grad", "integers"],
+)
+def test_no_trainable_parameter_reached(objective):
+    message = refused(fxgram.NoTrainableParameter, objective)
+    assert "body.weight" in message
+    assert "detach" in message
+
+
+def test_no_parameter_requires_grad():
+    message = refused(fxgram.NoTrainableParameter, squares, model=Two().requires_grad_(False))
+    assert "none requires grad" in message
+
+
+def test_no_parameter_at_all():
+    refused(fxgram.NoTrainableParameter, squares, model=nn.Tanh())
+
+
+def test_batch_sizes_differ():
+    message = refused(
+        fxgram.InvalidBatch, lambda m, x, y: squares(m, x) + y["z"], X, {"z": torch.rand(4)}
+    )
+    assert "`args[0]` has 5" in message
+    assert "`args[1]['z']` has 4" in message
+    assert "batch_dim=(0, None)" in message
+
+
+def test_no_samples_anywhere():
+    message = refused(fxgram.InvalidBatch, lambda m, s: squares(m, s * X), torch.tensor(2.0))
+    assert "batch dimension" in message
+    refused(fxgram.InvalidBatch, squares, X, batch_dim=(None,))
+
+
+@pytest.mark.parametrize("batch_dim", [(0, 0), (), ((0, 0),), ({"x": 0},), [0, None]])
+def test_batch_dim_does_not_fit(batch_dim):
+    message = refused(fxgram.InvalidBatch, squares, batch_dim=batch_dim)
+    assert "batch_dim" in message
+
+
+def test_shared_argument_that_holds_the_losses():
+    """What is claimed to be shared gives no loss per sample."""
+    refused(
+        fxgram.InvalidLosses, lambda m, x, y: squares(m, x), X, torch.rand(K), batch_dim=(None, 0)
+    )
+
+
+class Chunked(nn.Module):
+    """A sort of a parameter and data, so that nobody can tell the samples apart any more."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(3))
+
+    def forward(self, x):
+        flat = torch.cat([(x * 1.0).flatten(), self.w])
+        return flat[: len(x)]
+
+
+def test_use_that_nothing_covers():
+    message = refused(fxgram.UncoveredUse, lambda m, x: m(x) * x[:, 0], model=Chunked())
+    assert "cat" in message
+    assert "test_errors.py" in message
+
+
+class Bernoulli(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.rand(3))
+
+    def forward(self, x):
+        return x * torch.normal(self.w, 1.0)
+
+
+def test_random_operator_on_a_parameter_is_right_or_named():
+    model = Bernoulli()
+    step = fxgram.compile(model, squares)
+    try:
+        torch.manual_seed(0)
+        losses, _ = step(X)
+    except fxgram.FxgramError as error:
+        assert "normal" in str(error)  # noqa: PT017
+    else:
+        torch.manual_seed(0)
+        wanted = squares(model, X)
+        torch.testing.assert_close(losses.detach(), wanted.detach())
+        (grad,) = torch.autograd.grad(wanted.sum(), model.w)
+        losses.sum().backward()
+        torch.testing.assert_close(model.w.grad, grad)
+
+
+def mine(m, x):
+    out = squares(m, x)
+    if out.ndim == 1:
+        raise ValueError("my own words")
+    return out
+
+
+def test_error_of_the_user_is_the_cause():
+    step = fxgram.compile(Two(), mine)
+    with pytest.raises(fxgram.CaptureError, match=r"my own words") as caught:
+        step(X)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert str(caught.value.__cause__) == "my own words"
+    assert "test_errors.py:" in str(caught.value)
+    assert 'raise ValueError("my own words")' in str(caught.value)
+
+
+def test_wrong_shapes_name_the_line():
+    message = refused(fxgram.CaptureError, lambda m, x: squares(m, x[:, :2]))
+    assert "self.head(self.body(x).tanh())" in message
+
+
+def test_model_is_no_module():
+    with pytest.raises(fxgram.InvalidArgument, match=r"`model` must be an nn.Module, not function"):
+        fxgram.compile(squares, squares)
+
+
+def test_objective_is_not_callable():
+    with pytest.raises(fxgram.InvalidArgument, match="`objective` must be callable, not Tensor"):
+        fxgram.compile(Two(), torch.ones(3))
+
+
+RESERVED = {
+    "parameters": ["body"],
+    "aux": True,
+    "memory_budget": "2GiB",
+    "retain": "recompute",
+    "plan": "measure",
+    "accumulate_dtype": torch.float64,
+    "backend": "inductor",
+    "group": object(),
+    "cross_terms": True,
+    "batch_dim": None,
+}
+
+
+@pytest.mark.parametrize("name", RESERVED)
+def test_reserved_option_is_named(name):
+    with pytest.raises(NotImplementedError, match=rf"{name}=.*not implemented yet"):
+        fxgram.compile(Two(), squares, **{name: RESERVED[name]})
+
+
+@pytest.mark.parametrize("batch_dim", [1, (0, 1), {"x": -1}])
+def test_batch_dims_other_than_0_are_reserved(batch_dim):
+    with pytest.raises(NotImplementedError, match="batch_dim="):
+        fxgram.compile(Two(), squares, batch_dim=batch_dim)
+
+
+@pytest.mark.parametrize("batch_dim", ["first", (0, 0.5), True])
+def test_batch_dim_is_no_dim(batch_dim):
+    with pytest.raises(fxgram.InvalidArgument, match="batch_dim="):
+        fxgram.compile(Two(), squares, batch_dim=batch_dim)
+
+
+def test_several_errors_in_turn_and_then_a_good_batch():
+    step = fxgram.compile(Two(), lambda m, x, y: F.mse_loss(m(x), y, reduction="none").sum(1))
+    with pytest.raises(fxgram.InvalidBatch):
+        step(X, torch.rand(4, 2))
+    with pytest.raises(fxgram.FxgramError):
+        step(X, torch.rand(K, 3))
+    assert step(X, torch.rand(K, 2))[1].shape == (K, K)

@@ -1,0 +1,276 @@
+"""What a graph of operators cannot hold is kept exactly or refused by name."""
+
+import random
+
+import numpy
+import pytest
+import torch
+import torch.nn.functional as F
+from agreement import assert_agrees
+from torch import nn
+
+import fxgram
+
+K = 5
+X = torch.randn(K, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+class Round(torch.autograd.Function):
+    """A straight-through estimator."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+def linear():
+    torch.manual_seed(0)
+    return nn.Linear(3, 2).double()
+
+
+def squares(model, x):
+    return model(x).square().sum(1)
+
+
+def refused(objective, *batch, model=None):
+    """Return the message of the CaptureError that the first call raises."""
+    with pytest.raises(fxgram.CaptureError) as caught:
+        fxgram.compile(model or linear(), objective)(*(batch or (X,)))
+    return str(caught.value)
+
+
+def test_custom_function():
+    message = refused(lambda m, x: Round.apply(m(3 * x)).square().sum(1))
+    assert "Round" in message
+    assert "autograd.Function" in message
+
+
+def test_custom_function_of_the_batch_alone():
+    """No gradient passes it: keep it, or refuse it."""
+    model = linear()
+    step = fxgram.compile(model, lambda m, x: squares(m, Round.apply(3 * x)))
+    try:
+        step(X)
+    except fxgram.CaptureError as error:
+        assert "Round" in str(error)  # noqa: PT017
+    else:
+        assert_agrees(step, model, lambda m, x: squares(m, Round.apply(3 * x)), X)
+
+
+@pytest.mark.parametrize(
+    "method", ["register_hook", "register_post_accumulate_grad_hook", "retain_grad"]
+)
+def test_tensor_hook_inside_the_forward(method):
+    def objective(m, x):
+        y = m(x) if method != "register_post_accumulate_grad_hook" else m.weight
+        getattr(y, method)(*([] if method == "retain_grad" else [lambda grad: None]))
+        return squares(m, x)
+
+    assert method in refused(objective)
+
+
+def scaled_gradient(module, grad_input, grad_output):
+    return tuple(g if g is None else 3 * g for g in grad_input)
+
+
+def scaled_output_gradient(module, grad_output):
+    return tuple(3 * g for g in grad_output)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("kind", ["full_backward_hook", "full_backward_pre_hook"])
+def test_module_backward_hook(kind, when):
+    model = nn.Sequential(linear(), nn.Tanh())
+    step = fxgram.compile(model, squares)
+    hook = scaled_gradient if kind == "full_backward_hook" else scaled_output_gradient
+    if when == "after":
+        step(X)
+    getattr(model[1], f"register_{kind}")(hook)
+    with pytest.raises(fxgram.CaptureError, match=r"backward hooks: 1\b"):
+        step(X)
+
+
+def test_hook_from_inside_a_forward_hook():
+    model = nn.Sequential(linear(), nn.Tanh())
+    model[0].register_forward_hook(lambda m, args, out: out.register_hook(lambda g: 2 * g) and None)
+    assert "register_hook" in refused(squares, model=model)
+
+
+def test_autocast_block():
+    def objective(m, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = m(x)
+        return y.double().square().sum(1)
+
+    message = refused(objective, X.float(), model=linear().float())
+    assert "autocast" in message
+    assert "test_faithful.py" in message
+
+
+def test_disabled_autocast_block_is_kept():
+    def objective(m, x):
+        with torch.autocast("cpu", enabled=False):
+            return squares(m, x)
+
+    model = linear()
+    assert_agrees(fxgram.compile(model, objective), model, objective, X)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_ambient_autocast(first):
+    step = fxgram.compile(linear().float(), squares)
+    if not first:
+        step(X.float())
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(fxgram.CaptureError, match="autocast"),
+    ):
+        step(X.float())
+
+
+def test_closed_over_tensor_that_requires_grad():
+    scale = torch.rand(2, dtype=torch.float64, requires_grad=True)
+    message = refused(lambda m, x: (scale * m(x)).square().sum(1))
+    assert "scale" in message
+    assert "requires grad" in message
+
+
+def test_closed_over_result_that_requires_grad():
+    scale = torch.rand(2, dtype=torch.float64, requires_grad=True)
+    doubled = 2 * scale
+    message = refused(lambda m, x: (doubled * m(x)).square().sum(1))
+    assert "doubled" in message
+
+
+def test_closed_over_module():
+    other = linear()
+    message = refused(lambda m, x: (m(x) * other(x)).sum(1))
+    assert "other" in message
+    assert "requires grad" in message
+
+
+def test_closed_over_frozen_module_and_constants_are_read_anew():
+    other, scale, model = linear().requires_grad_(False), torch.ones(2).double(), linear()
+
+    def objective(m, x):
+        return (scale * m(x) - other(x)).square().sum(1)
+
+    step = fxgram.compile(model, objective)
+    assert_agrees(step, model, objective, X)
+    scale.mul_(2.0)
+    other.weight.add_(1.0)
+    assert_agrees(step, model, objective, X)
+
+
+def test_closed_over_plain_values_recompile():
+    rate, model = 1.0, linear()
+
+    def objective(m, x):
+        return rate * squares(m, x)
+
+    step = fxgram.compile(model, objective)
+    assert_agrees(step, model, objective, X)
+    rate = 3.0
+    assert_agrees(step, model, objective, X)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [random.random, numpy.random.rand, lambda: random.choice([1.0, 2.0])],
+    ids=["python", "numpy", "choice"],
+)
+def test_randomness_of_python_and_numpy(draw):
+    message = refused(lambda m, x: draw() * squares(m, x))
+    assert "random generator" in message
+    assert "torch.rand" in message
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        lambda m, x: squares(m, x) if x.sum() > 0 else squares(m, 2 * x),
+        lambda m, x: squares(m, x) * m(x).sum().item(),
+        lambda m, x: squares(m, x[x[:, 0] > 0]),
+    ],
+    ids=["if", "item", "mask"],
+)
+def test_control_flow_on_values(objective):
+    """Every one of these lines is in the message."""
+    message = refused(objective)
+    assert "test_faithful.py:" in message
+    assert "lambda m, x: squares(m, x" in message
+    assert "torch.where" in message
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        lambda m, x: m(x.view(5, 3)).square().sum(1),
+        lambda m, x: torch.stack([m(row).square().sum() for row in x]),
+        lambda m, x: squares(m, x) + torch.ones(5, dtype=torch.float64),
+        lambda m, x: squares(m, x) * (2 if len(x) > 4 else 1),
+    ],
+    ids=["view", "loop", "constant", "if"],
+)
+def test_fixed_batch_size(objective):
+    message = refused(objective)
+    assert "batch size" in message
+    assert "len(x)" in message
+    assert "test_faithful.py:" in message
+
+
+def test_derivatives_inside_of_the_objective():
+    def objective(m, x):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(squares(m, x).sum(), x, create_graph=True)[0].square().sum(1)
+
+    assert "differentiates" in refused(objective)
+
+
+def detach_in_no_grad(m, x):
+    y = m(x)
+    with torch.no_grad():
+        target = m(x.flip(1)).sigmoid()
+    return F.mse_loss(y, target, reduction="none").sum(1)
+
+
+def enabled_inside_no_grad(m, x):
+    with torch.no_grad():
+        scale = x.sum(1, keepdim=True)
+        with torch.enable_grad():
+            y = m(x)
+    return (y * scale).square().sum(1)
+
+
+def set_grad_enabled(m, x):
+    torch.set_grad_enabled(False)
+    target = m(2 * x)
+    torch.set_grad_enabled(True)
+    return (m(x) - target).square().sum(1)
+
+
+def data_of_a_parameter(m, x):
+    return (m(x) - x @ m.weight.data.t()).square().sum(1)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [detach_in_no_grad, enabled_inside_no_grad, set_grad_enabled, data_of_a_parameter],
+    ids=lambda f: f.__name__,
+)
+def test_blocks_without_gradient_are_kept(objective):
+    model = linear()
+    assert_agrees(fxgram.compile(model, objective), model, objective, X)
+
+
+def test_unfaithful_program_names_the_parameter(monkeypatch):
+    """Should a hook be lost without anybody noticing, the check against eager still does."""
+    monkeypatch.setattr("fxgram.watch._refuse_backward_hooks", lambda model: None)
+    model = nn.Sequential(linear(), nn.Tanh())
+    model[1].register_full_backward_hook(scaled_gradient)
+    with pytest.raises(fxgram.UnfaithfulCapture, match=r"0\.weight"):
+        fxgram.compile(model, squares)(X)
