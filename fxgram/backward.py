@@ -40,6 +40,7 @@ class _Losses(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, weights: Tensor | None) -> tuple:
         _refuse_create_graph()
+        weights = None if weights is None else weights.contiguous()
         return None, *[weights] * ctx.count
 
 

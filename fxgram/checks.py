@@ -30,18 +30,20 @@ def check(program: Program, model: nn.Module, objective: Callable | None, batch:
     _check_faithful(program, model, objective, batch)
 
 
-def row_weights(count: int, like: torch.Tensor) -> torch.Tensor:
-    """Weights `[K]`, plus or minus powers of two: multiplying by them does not round.
+def row_weights(like: torch.Tensor) -> torch.Tensor:
+    """Weights like these losses, plus or minus powers of two: multiplying by them does not round.
 
     They come from a generator of their own, different for neighbours and for most pairs.
     """
+    count = like.numel()
     generator = torch.Generator().manual_seed(count)
     wide = torch.finfo(like.dtype).bits > 16
     powers = torch.arange(-6, 7) if wide else torch.arange(-2, 3)
     levels = torch.cat([2.0**powers, -(2.0**powers)])
     rounds = -(-count // len(levels))
     picks = [levels[torch.randperm(len(levels), generator=generator)] for _ in range(rounds)]
-    return torch.cat(picks)[:count].to(device=like.device, dtype=like.dtype)
+    flat = torch.cat(picks)[:count] if picks else torch.empty(0)
+    return flat.to(device=like.device, dtype=like.dtype).reshape(like.shape)
 
 
 def _check_independence(program: Program, model: nn.Module, batch: Batch) -> None:
@@ -49,16 +51,17 @@ def _check_independence(program: Program, model: nn.Module, batch: Batch) -> Non
     module, sites = _cotangent_module(program)
     inputs = program.last.inputs(batch.tensors)
     with torch.no_grad():
-        weights = row_weights(batch.size, program.losses_like(batch.size))
+        weights = row_weights(program.losses_like(batch.size))
         with frozen_state(model):
             losses, *plain = module.forward(*inputs, torch.ones_like(weights))
         with frozen_state(model):
             _, *weighted = module.forward(*inputs, weights)
     tolerance = _ROUNDING[losses.dtype]
+    columns = passes.loss_columns(weights, program.losses_axis)
     coupled = [
         node
-        for (node, axis), one, other in zip(sites, plain, weighted)
-        if not _rows_scaled(one, other, weights, axis, tolerance)
+        for (node, axis, column), one, other in zip(sites, plain, weighted)
+        if not _rows_scaled(one, other, columns[column], axis, tolerance)
     ]
     if coupled:
         first = coupled[0]
@@ -84,8 +87,11 @@ def _rows_scaled(
     return bool((same_nan | (difference <= rtol * largest)).all())
 
 
-def _cotangent_module(program: Program) -> tuple[fx.GraphModule, list[tuple[str, SampleAxis]]]:
-    """A module `(inputs, seeds) -> (losses, cotangents)`, and what each cotangent belongs to."""
+def _cotangent_module(program: Program) -> tuple[fx.GraphModule, list[tuple[str, SampleAxis, int]]]:
+    """A module `(inputs, seeds) -> (losses, cotangents)`, and what each cotangent belongs to.
+
+    That is: the site, its sample axis, and which loss of a sample.
+    """
     captured = {n.name: n for n in program.sited.nodes}
     graph, mapping = passes.copy_graph(program.lowered.graph)
     *_, output = graph.nodes
@@ -94,10 +100,11 @@ def _cotangent_module(program: Program) -> tuple[fx.GraphModule, list[tuple[str,
     for name, cotangents in results["cotangents"].items():
         node = captured[name]
         axes = passes.differentiable_axes(node)
-        for cotangent, axis in zip(cotangents, axes):
-            if cotangent is not None and axis is not None:
-                outputs.append(cotangent)
-                sites.append((describe(node), axis))
+        for column, found in enumerate(cotangents):
+            for cotangent, axis in zip(found, axes):
+                if cotangent is not None and axis is not None:
+                    outputs.append(cotangent)
+                    sites.append((describe(node), axis, column))
     output.args = (tuple(mapping[n] for n in outputs),)
     passes.drop_dead_nodes(graph)
     unread = next(n for n in graph.nodes if n.op == "placeholder" and n.name == passes.WEIGHTS)
@@ -114,7 +121,7 @@ def _check_faithful(
     with frozen_state(model, tensors=True), _without_hooks(named), torch.enable_grad():
         args, kwargs = batch.arguments(tuple(t.clone() for t in batch.tensors))
         eager = model(*args, **kwargs) if objective is None else objective(model, *args, **kwargs)
-        weights = row_weights(batch.size, eager.detach())
+        weights = row_weights(eager.detach())
         expected = torch.autograd.grad(eager, list(named.values()), weights, allow_unused=True)
     with frozen_state(model, tensors=True):
         losses, gradients = program.last.gradients(batch.tensors, weights)

@@ -29,13 +29,13 @@ class Cost:
 
 
 def numbers(sizes: Mapping, samples: int) -> dict[str, int]:
-    """Evaluate sizes of labels for a number of samples; only `k` depends on it."""
+    """Evaluate sizes of labels for a number of samples; only `k`, the rows, depends on it."""
     found = {}
     for label, size in sizes.items():
         expression = size.node.expr if hasattr(size, "node") else sympy.Integer(size)
         symbols = dict.fromkeys(expression.free_symbols, samples)
         found[label] = int(expression.subs(symbols))
-    return {**found, "k": samples}
+    return found
 
 
 def candidates(factors: Factors, samples: int, element: int = 4) -> tuple[Cost, ...]:

@@ -54,10 +54,16 @@ class Program:
         return low <= samples <= high
 
     def losses_like(self, samples: int) -> torch.Tensor:
-        """An uninitialised tensor `[K]` of the losses' dtype and device."""
+        """An uninitialised tensor of the losses' shape, dtype and device."""
         *_, output = self.lowered.graph.nodes
         value = output.args[0]["losses"].meta["val"]
-        return torch.empty(samples, dtype=value.dtype, device=value.device)
+        shape = [samples if d == self.losses_axis.dim else n for d, n in enumerate(value.shape)]
+        return torch.empty(shape, dtype=value.dtype, device=value.device)
+
+    @property
+    def losses_axis(self) -> passes.SampleAxis:
+        """Where the samples sit in the losses."""
+        return passes.facts(self.lowered)["losses_axis"]
 
     @property
     def contributions(self) -> tuple[passes.Contribution, ...]:

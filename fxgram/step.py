@@ -103,6 +103,9 @@ class GramianStep:
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Run the step: losses `[K]` and their Gramian `[K, K]`.
 
+        Losses `[K, T]`, T for each sample, give a Gramian `[K*T, K*T]` whose rows follow
+        `losses.flatten()`.
+
         `losses.backward(weights)` adds `weightsᵀ J` to `.grad`. The Gramian carries no graph. Under
         `torch.no_grad()` nothing is kept for a backward.
 
@@ -208,6 +211,6 @@ class GramianStep:
         args, kwargs = batch.arguments(batch.tensors)
         call = self._model if self._objective is None else self._objective
         losses = call(*args, **kwargs) if call is self._model else call(self._model, *args, **kwargs)
-        if not isinstance(losses, Tensor) or losses.shape != (0,) or not losses.is_floating_point():
-            raise InvalidLosses("batch_dim=0 needs losses of shape [0] for an empty batch.")
+        if not isinstance(losses, Tensor) or losses.numel() or not losses.is_floating_point():
+            raise InvalidLosses("An empty batch needs empty losses, of shape [0] or [0, T].")
         return losses, losses.new_zeros(0, 0).detach()

@@ -150,6 +150,9 @@ def _check_losses(gm: fx.GraphModule, spec: Spec) -> None:
     shape = tuple(value.shape)
     if not value.is_floating_point():
         raise PassError("losses", f"the losses are {value.dtype}, not floating point", (losses,))
-    expected = spec.samples if spec.samples is not None else sympy.Integer(1)
-    if len(shape) != 1 or _expr(shape[0]) != expected:
+    axis = _only_axis(losses)
+    if axis is not None and spec.samples is None and not shape:
+        axis = None  # a number says nothing of samples, not even of one
+    if axis is None or axis.outer * axis.inner > 1:
         raise PassError("losses", f"the losses have shape {list(shape)}", (losses,))
+    facts(gm)["losses_axis"] = axis

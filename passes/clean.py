@@ -27,7 +27,7 @@ def clean(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
             node.replace_all_uses_with(node.args[0])
             gm.graph.erase_node(node)
             continue
-        key = _key(node)
+        key = call_key(node.target, node.args, node.kwargs)
         twin = first.setdefault(key, node) if key is not None else node
         if twin is not node:
             node.replace_all_uses_with(twin)
@@ -37,13 +37,13 @@ def clean(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     return gm
 
 
-def _key(node: fx.Node) -> Any:
-    """Equal keys, equal values; None if the arguments can't be compared.
+def call_key(target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Equal keys, equal values of a pure function; None if the arguments can't be compared.
 
     `1`, `1.0` and `True` are equal in Python but not as arguments, so types count.
     """
-    flat, tree = torch.utils._pytree.tree_flatten((node.args, node.kwargs))
-    key = (node.target, tuple((type(a), a) for a in flat), tree)
+    flat, tree = torch.utils._pytree.tree_flatten((args, kwargs))
+    key = (target, tuple((type(a), a) for a in flat), tree)
     try:
         hash(key)
     except TypeError:

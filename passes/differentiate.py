@@ -27,14 +27,15 @@ def differentiate(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     backward of `op` with `x` cut off instead, from `weights[k] * cotangent[k]`.
 
     The output becomes a dict: `losses`, `mutated` {placeholder: value}, `values` {node of the
-    captured graph: value}, `cotangents` {site: one for each output}, `gradients` {placeholder: value}.
+    captured graph: value}, `cotangents` {site: for each loss of a sample, one for each output},
+    `gradients` {placeholder: value}. Losses `[K, T]` take T backward sweeps.
     """
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     mode = fake_mode_of(gm)
     *_, output = gm.graph.nodes
     losses = output.args[0][0][0].meta["val"]
     with mode:
-        rows = [torch.ones_like(losses), torch.ones_like(losses)]
+        rows = [losses.new_ones(losses.shape), losses.new_ones(losses.shape)]
     fakes = [n.meta["val"] for n in placeholders] + rows
     with faking(mode), torch.enable_grad(), preserve_node_meta():
         traced = make_fx(_Joint(gm).run, tracing_mode="real")(*fakes)
@@ -44,6 +45,7 @@ def differentiate(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     results, writes = output.args[0]
     results = {**results, "mutated": {**results["mutated"], **writes}}
     output.args = (results,)
+    _allow_any_strides(joint.graph)
     joint.meta[KEY] = {**facts(gm), "axes": _axes(gm)}
     _mark_uses(joint.graph, gm)
     return joint
@@ -53,7 +55,7 @@ class _Joint:
     """Interpret the captured graph so that autograd sees the cuts described above."""
 
     def __init__(self, gm: fx.GraphModule):
-        self.gm = gm
+        self.gm, self.axis = gm, facts(gm)["losses_axis"]
         groups: tuple[UseGroup, ...] = facts(gm)["groups"]
         self.sites = {site.node for group in groups for site in group.sites}
         self.env: dict[fx.Node, Any] = {}
@@ -105,18 +107,28 @@ class _Joint:
         return node.target(*map_arg(node.args, read), **map_arg(node.kwargs, read))
 
     def cotangents(self, losses: torch.Tensor, seeds: torch.Tensor) -> dict[fx.Node, list]:
+        """For every site, one tuple of cotangents for each loss of a sample."""
         flat = [y for ys in self.outputs.values() for y in ys]
-        grads = iter(torch.autograd.grad(losses, flat, seeds, allow_unused=True))
-        return {n: [next(grads) for _ in ys] for n, ys in self.outputs.items()}
+        found: dict[fx.Node, list] = {node: [] for node in self.outputs}
+        columns = zip(loss_columns(losses, self.axis), loss_columns(seeds, self.axis), strict=True)
+        for column, seed in columns:
+            grads = iter(torch.autograd.grad(column, flat, seed, retain_graph=True, allow_unused=True))
+            for node, ys in self.outputs.items():
+                found[node].append(tuple(next(grads) for _ in ys))
+        return found
 
     def gradients(self, cotangents: dict[fx.Node, list], weights: torch.Tensor) -> dict[str, Any]:
         ends, weighted = [], []
+        columns = loss_columns(weights, self.axis)
         for node, outputs in self.reruns.items():
             axes = differentiable_axes(node)
-            for y, cotangent, axis in zip(outputs, cotangents[node], axes, strict=True):
-                if cotangent is not None and y.requires_grad and axis is not None:
+            for at, (y, axis) in enumerate(zip(outputs, axes, strict=True)):
+                parts = [scale_rows(found[at], column, axis)
+                         for found, column in zip(cotangents[node], columns)
+                         if found[at] is not None and axis is not None]  # fmt: skip
+                if parts and y.requires_grad:
                     ends.append(y)
-                    weighted.append(scale_rows(cotangent, weights, axis))
+                    weighted.append(sum(parts[1:], parts[0]))
         leaves = list(self.leaves.values())
         grads = torch.autograd.grad(ends, leaves, weighted, allow_unused=True) if ends else ()
         return {n.name: g for n, g in zip(self.leaves, grads)}
@@ -126,6 +138,15 @@ def differentiable_axes(node: fx.Node) -> list[SampleAxis | None]:
     """Sample axes of those outputs of a node that can carry gradient."""
     values = tensors(node.meta["val"])
     return [a for a, t in zip(note(node).axes, values) if t.is_floating_point() or t.is_complex()]
+
+
+def loss_columns(losses: torch.Tensor, axis: SampleAxis) -> list[torch.Tensor]:
+    """Split `[K, T]` (or any shape with one sample axis) into T vectors `[K]`."""
+    if axis.dim is None:
+        return list(losses.reshape(-1, 1).unbind(0))
+    if losses.ndim == 1:
+        return [losses]
+    return list(losses.movedim(axis.dim, 0).flatten(1).unbind(1))
 
 
 def scale_rows(value: torch.Tensor, weights: torch.Tensor, axis: SampleAxis) -> torch.Tensor:
@@ -164,6 +185,13 @@ def _name_placeholders(graph: fx.Graph, names: list[str]) -> None:
         new.meta = node.meta
         node.replace_all_uses_with(new)
         graph.erase_node(node)
+
+
+def _allow_any_strides(graph: fx.Graph) -> None:
+    """Reshape where the first batch could be viewed: a later one may have other strides."""
+    for node in graph.nodes:
+        if node.target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
+            node.target = torch.ops.aten.reshape.default
 
 
 def _axes(gm: fx.GraphModule) -> dict[str, tuple[SampleAxis | None, ...]]:

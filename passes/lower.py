@@ -2,13 +2,13 @@
 
 import operator
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from passes.annotations import KEY, SampleAxis, facts, source_line
-from passes.dependence import is_random
 from passes.factors import Contribution, Factors, Use
 from passes.kernels import per_sample_gradients
 from passes.operands import Emitter, NotFactored, Operands
@@ -64,11 +64,21 @@ class _Lowering:
         self.gm, self.spec, self.emitter = gm, spec, Emitter(gm)
         *_, output = gm.graph.nodes
         self.values: dict[str, Any] = output.args[0]["values"]
-        self.cotangents: dict[str, tuple] = output.args[0]["cotangents"]
+        # of a site: for each loss of a sample, one node (or None) for each output
+        self.cotangents: dict[str, tuple[tuple, ...]] = output.args[0]["cotangents"]
         self.axes: dict[str, tuple[SampleAxis | None, ...]] = gm.meta[KEY]["axes"]
 
     def is_reached(self, group: UseGroup) -> bool:
-        return any(c is not None for s in group.sites for c in self.cotangents[s.node.name])
+        return any(self.site_is_reached(s.node) for s in group.sites)
+
+    def samples(self) -> int | torch.SymInt:
+        """The symbolic number of samples."""
+        *_, output = self.gm.graph.nodes
+        axis = self.gm.meta[KEY]["losses_axis"]
+        return 1 if axis.dim is None else output.args[0]["losses"].meta["val"].shape[axis.dim]
+
+    def site_is_reached(self, node: fx.Node) -> bool:
+        return any(c is not None for column in self.cotangents[node.name] for c in column)
 
     def group(self, group: UseGroup, as_gradients: bool = False) -> Contribution:
         """Lower one group; with `as_gradients` to one `[k, *parameter]` for each use."""
@@ -111,8 +121,7 @@ class _Lowering:
 
     def site(self, site: Site) -> Factors | None:
         """The factors at a site by its rule; None if the losses do not depend on its output."""
-        cotangents = self.cotangents[site.node.name]
-        if all(c is None for c in cotangents):
+        if not self.site_is_reached(site.node):
             return None
         argument, arguments = self.bind(site)
         rule = argument and self.spec.rules(site.node.target, argument)
@@ -129,9 +138,13 @@ class _Lowering:
             if t.is_floating_point() or t.is_complex()
         )
         value = self.values[site.operand.name]
-        return rule(
-            Operands(self.emitter, site.node.target, arguments, axes, cotangents, outputs, value)
-        )
+        op, emitter = site.node.target, self.emitter
+        columns = [
+            rule(Operands(emitter, op, arguments, axes, cotangents, outputs, value))
+            for cotangents in self.cotangents[site.node.name]
+        ]
+        rows = zip(*(found.operands for found in columns))
+        return replace(columns[0], operands=tuple(emitter.interleave(list(r)) for r in rows))
 
     def bind(self, site: Site) -> tuple[str | None, dict[str, Any]]:
         """Name the arguments as the schema does; also which one is the parameter's value."""
@@ -149,7 +162,7 @@ class _Lowering:
 
     def region(self, group: UseGroup, factors: tuple[Factors, ...]) -> tuple[fx.Node, ...]:
         """Per-sample gradients at the sites, pulled back through the region."""
-        sites = [s for s in group.sites if any(c is not None for c in self.cotangents[s.node.name])]
+        sites = [s for s in group.sites if self.site_is_reached(s.node)]
         rows = []
         for site, found in zip(sites, factors):
             jacobian = emit_jacobian(self.emitter, found)
@@ -162,6 +175,12 @@ class _Lowering:
         return self.call_module(group, module, operands, rows)
 
     def fallback(self, group: UseGroup) -> tuple[fx.Node, ...]:
+        """Per-sample gradients of the uses by autograd, one loss of each sample after the other."""
+        losses = range(len(next(iter(self.cotangents.values()))))
+        columns = [self.fallback_column(group, column) for column in losses]
+        return tuple(self.emitter.interleave(list(of_use)) for of_use in zip(*columns))
+
+    def fallback_column(self, group: UseGroup, column: int) -> tuple[fx.Node, ...]:
         sites = list(dict.fromkeys(s.node for s in group.sites))
         ends, cotangents, axes = [], [], []
         for node in sites:
@@ -170,10 +189,10 @@ class _Lowering:
                 for at, (axis, t) in enumerate(zip(self.axes[node.name], tensors(node.meta["val"])))
                 if t.is_floating_point() or t.is_complex()
             ]
-            for (at, axis), cotangent in zip(places, self.cotangents[node.name]):
+            for (at, axis), cotangent in zip(places, self.cotangents[node.name][column]):
                 if cotangent is None:
                     continue
-                if axis is None or is_random(node):
+                if axis is None:
                     raise PassError("uncovered", "no fallback", (node,))
                 ends.append((node, at if isinstance(node.meta["val"], tuple | list) else None))
                 cotangents.append(cotangent)
@@ -186,19 +205,18 @@ class _Lowering:
         self, group: UseGroup, module: torch.nn.Module, operands: list[fx.Node], rows: list[fx.Node]
     ) -> tuple[fx.Node, ...]:
         """Emit a call of `module` and one node for each of the per-sample gradients it returns."""
-        name = f"{type(module).__name__}_{group.uses[0].name}"
+        name = f"{type(module).__name__}_{group.uses[0].name}_{len(self.gm._modules)}"
         self.gm.add_submodule(name, module)
         inputs = [self.values[n.name] for n in operands]
         graph = self.gm.graph
-        samples = rows[0].meta["val"].new_empty(0)
         with graph.inserting_before(self.emitter.output):
             call = graph.call_module(name, (*inputs, *rows))
-        call.meta["val"] = samples
+        call.meta["val"] = None
         found = []
         for at, use in enumerate(group.uses):
             with graph.inserting_before(self.emitter.output):
                 item = graph.call_function(operator.getitem, (call, at))
-            item.meta["val"] = use.meta["val"]
+            item.meta["val"] = rows[0].meta["val"].new_empty(self.samples(), *use.meta["val"].shape)
             found.append(item)
         return tuple(found)
 

@@ -9,6 +9,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from passes.annotations import SampleAxis
+from passes.clean import call_key
 from passes.propagate import fake_mode_of, faking
 
 aten = torch.ops.aten
@@ -24,11 +25,15 @@ class Emitter:
     def __init__(self, gm: fx.GraphModule):
         self.graph, self.mode = gm.graph, fake_mode_of(gm)
         *_, self.output = gm.graph.nodes
+        self._emitted: dict[Any, fx.Node] = {}
 
     def call(
         self, target: Any, *args: Any, val: torch.Tensor | None = None, **kwargs: Any
     ) -> fx.Node:
-        """Emit `target(*args, **kwargs)`; `val` spares running it on fake tensors."""
+        """Emit `target(*args, **kwargs)`, once; `val` spares running it on fake tensors."""
+        key = call_key(target, args, kwargs)
+        if key is not None and key in self._emitted:
+            return self._emitted[key]
         with self.graph.inserting_before(self.output):
             node = self.graph.call_function(target, args, kwargs)
         if val is None:
@@ -36,7 +41,17 @@ class Emitter:
             with faking(self.mode), torch.no_grad():
                 val = target(*fake[0], **fake[1])
         node.meta["val"] = val
+        if key is not None:
+            self._emitted[key] = node
         return node
+
+    def interleave(self, columns: list[fx.Node]) -> fx.Node:
+        """Rows of T losses a sample: T times `[K, ...]` gives `[K * T, ...]`, row `k * T + t`."""
+        if len(columns) == 1:
+            return columns[0]
+        if all(node is columns[0] for node in columns):
+            return self.call(aten.repeat_interleave.self_int, columns[0], len(columns), 0)
+        return self.call(aten.flatten.using_ints, self.call(aten.stack.default, columns, 1), 0, 1)
 
 
 class Operands:

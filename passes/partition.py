@@ -10,6 +10,8 @@ from passes.dead import drop_dead_nodes
 from passes.differentiate import SEEDS, WEIGHTS
 from passes.driver import copy_graph
 
+aten = torch.ops.aten
+
 
 @dataclass(frozen=True)
 class GradientPart:
@@ -131,7 +133,8 @@ def _forward(gm: fx.GraphModule, outputs: list[fx.Node], losses: fx.Node) -> fx.
     output.args = (tuple(mapping[n] for n in outputs),)
     seeds = next(n for n in graph.nodes if n.op == "placeholder" and n.name == SEEDS)
     with graph.inserting_after(mapping[losses]):
-        ones = graph.call_function(torch.ops.aten.ones_like.default, (mapping[losses],))
+        contiguous = {"memory_format": torch.contiguous_format}
+        ones = graph.call_function(aten.ones_like.default, (mapping[losses],), contiguous)
     seeds.replace_all_uses_with(ones)
     drop_dead_nodes(graph)
     for node in list(graph.nodes):

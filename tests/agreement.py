@@ -25,7 +25,7 @@ def assert_agrees(step, model, objective, *batch, seed=0, rtol=RTOL, **kwargs):
     call = eager if objective is None else objective
     expected = call(*(() if objective is None else (eager,)), *batch, **kwargs)
     drawn = torch.get_rng_state()
-    rows = jacobian(expected, trainable(eager).values())
+    rows = jacobian(expected, trainable(eager).values())  # follow expected.flatten()
 
     torch.manual_seed(seed)
     losses, gramian = step(*batch, **kwargs)
@@ -34,7 +34,7 @@ def assert_agrees(step, model, objective, *batch, seed=0, rtol=RTOL, **kwargs):
     assert_close_relative(losses.detach(), expected.detach(), rtol, "losses")
     assert torch.equal(gramian, gramian.T)
     assert_gramian_close(gramian, rows @ rows.T, rtol)
-    weights = torch.linspace(-1, 2, len(expected), dtype=expected.dtype)
+    weights = torch.linspace(-1, 2, expected.numel(), dtype=expected.dtype).view_as(expected)
     model.zero_grad(set_to_none=True)
     losses.backward(weights)
     assert_gradients_close(

@@ -1,4 +1,4 @@
-"""What a batch may be: keywords, containers, plain values, several inputs; and calls without grad."""
+"""What a batch may be: keywords, containers, plain values, several inputs."""
 
 import copy
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ import torch
 from agreement import assert_agrees
 from oracle import assert_gradients_close, gradient, jacobian, trainable
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import fxgram
 
@@ -94,6 +95,32 @@ def test_shared_argument(model):
     assert_agrees(step, model, objective, X[:2], target + 1)
 
 
+@pytest.mark.parametrize(
+    ("batch_dim", "wrap"),
+    [
+        (1, lambda x, y: (x.t(), y.t())),
+        (-1, lambda x, y: (x.t(), y.t())),
+        ((1, 0), lambda x, y: (x.t(), y)),
+        (({"x": 1}, [0]), lambda x, y: ({"x": x.t()}, [y])),
+        (({"x": 0}, -1), lambda x, y: ({"x": x}, [y.t()])),
+    ],
+    ids=str,
+)
+def test_samples_on_other_dims(model, batch_dim, wrap):
+    def rows(value, dim):
+        (tensor,) = tree_leaves(value)
+        return tensor.movedim(dim, 0)
+
+    dims = tree_leaves(batch_dim) if isinstance(batch_dim, tuple) else (batch_dim, batch_dim)
+
+    def objective(model, x, y):
+        return (model(rows(x, dims[0])) * rows(y, dims[1])[:, :2]).square().sum(1)
+
+    step = fxgram.compile(model, objective, batch_dim=batch_dim)
+    for k in (K, 3):
+        assert_agrees(step, model, objective, *wrap(X[:k], Y[:k]))
+
+
 def test_one_tensor_as_two_arguments(model):
     def objective(model, x, y):
         return (model(x) * y[:, :2]).sum(1)
@@ -135,30 +162,6 @@ def test_model_called_twice(model):
     losses.backward(weights)
     wanted = gradient(model, objective, (X, Y), weights)
     assert_gradients_close({n: p.grad for n, p in trainable(model).items()}, wanted, 1e-9)
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("first", [True, False], ids=["first_call", "later_call"])
-def test_without_gradients(model, mode, first):
-    rows = jacobian(squares(model, X), trainable(model).values())
-    step = fxgram.compile(model, squares)
-    if not first:
-        step(X)
-    with mode():
-        losses, gramian = step(X)
-    assert not losses.requires_grad
-    torch.testing.assert_close(losses.clone(), squares(model, X).detach(), rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(gramian.clone(), rows @ rows.T, rtol=1e-9, atol=1e-9)
-    assert_agrees(step, model, squares, X)
-
-
-def test_batch_made_under_inference_mode(model):
-    with torch.inference_mode():
-        x = X.clone()
-    step = fxgram.compile(model, squares)
-    with torch.inference_mode():
-        losses, _ = step(x)
-    torch.testing.assert_close(losses.clone(), squares(model, X).detach(), rtol=1e-9, atol=1e-9)
 
 
 @dataclass

@@ -51,7 +51,7 @@ def test_arithmetic_on_parameters_is_right_or_a_version_error():
     try:
         actual, wanted = run(WeightNormed().double())
     except RuntimeError as error:
-        assert "modified by an inplace operation" in str(error)
+        assert "modified by an inplace operation" in str(error)  # noqa: PT017
     else:
         assert_gradients_close(actual, wanted, RTOL)
 
@@ -62,7 +62,7 @@ def test_weight_norm_of_torch_is_right_or_a_version_error():
     try:
         actual, wanted = run(layer)
     except RuntimeError as error:
-        assert "modified by an inplace operation" in str(error)
+        assert "modified by an inplace operation" in str(error)  # noqa: PT017
     else:
         assert_gradients_close(actual, wanted, RTOL)
 
@@ -76,9 +76,7 @@ def test_optimizer_between_steps():
         optimizer.zero_grad()
         wanted = gradient(model, squares, (X,), W)
         step(X)[0].backward(W)
-        assert_gradients_close(
-            {name: p.grad for name, p in trainable(model).items()}, wanted, RTOL
-        )
+        assert_gradients_close({name: p.grad for name, p in trainable(model).items()}, wanted, RTOL)
         optimizer.step()
 
 
