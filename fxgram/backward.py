@@ -10,7 +10,9 @@ from fxgram.errors import UnsupportedBackward
 from passes import GradientPart
 
 
-def attach(losses: Tensor, parts: tuple[tuple[GradientPart, list[Tensor], list[Any]], ...]) -> Tensor:
+def attach(
+    losses: Tensor, parts: tuple[tuple[GradientPart, list[Tensor], list[Any]], ...]
+) -> Tensor:
     """Losses `[K]` whose backward runs the gradient graph of each part on what it kept.
 
     Each part comes with its parameters and its saved values. A part is a node of its own, whose
@@ -23,8 +25,8 @@ def attach(losses: Tensor, parts: tuple[tuple[GradientPart, list[Tensor], list[A
 def _refuse_create_graph() -> None:
     if torch.is_grad_enabled():
         raise UnsupportedBackward(
-            "create_graph=True: the gradient of an fxgram step can't be differentiated again. Put the "
-            "derivative into the objective instead."
+            "create_graph=True: the gradient of an fxgram step can't be differentiated again. Put "
+            "the derivative into the objective instead."
         )
 
 
@@ -48,7 +50,9 @@ class _Part(torch.autograd.Function):
     """Runs one part of the gradient graph."""
 
     @staticmethod
-    def forward(ctx: Any, losses: Tensor, part: GradientPart, saved: list[Any], *parameters: Tensor):
+    def forward(
+        ctx: Any, losses: Tensor, part: GradientPart, saved: list[Any], *parameters: Tensor
+    ):
         ctx.part = part
         ctx.numbers = [None if isinstance(v, Tensor) else v for v in saved]
         ctx.save_for_backward(*(v for v in saved if isinstance(v, Tensor)))

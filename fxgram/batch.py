@@ -4,11 +4,28 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import TreeSpec, keystr, tree_flatten_with_path, tree_structure, tree_unflatten
+from torch.utils._pytree import (
+    TreeSpec,
+    keystr,
+    tree_flatten_with_path,
+    tree_structure,
+    tree_unflatten,
+)
 
 from fxgram.errors import InvalidArgument, InvalidBatch
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout)
+_PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +52,8 @@ class Batch:
         """What a program is specialised on: all but the number of samples of two or more."""
         size = min(self.size, 2)
         metas = tuple(
-            (t.dtype, t.device, *t.shape) if d is None
+            (t.dtype, t.device, *t.shape)
+            if d is None
             else (t.dtype, t.device, d, *t.shape[:d], *t.shape[d + 1 :])
             for t, d in zip(self.tensors, self.dims)
         )
@@ -63,8 +81,9 @@ def flatten(args: tuple, kwargs: dict[str, Any], batch_dim: Any) -> Batch:
             plain.append(leaf)
         else:
             raise InvalidBatch(
-                f"`{name}` is a {type(leaf).__name__}. Pass tensors, plain values, or containers of "
-                "these; register your own container with torch.utils._pytree.register_pytree_node."
+                f"`{name}` is a {type(leaf).__name__}. Pass tensors, plain values, or containers "
+                "of these; register your own container with "
+                "torch.utils._pytree.register_pytree_node."
             )
     sizes = {n: t.shape[d] for n, t, d in zip(names, tensors, found) if d is not None}
     if not sizes:
@@ -86,7 +105,9 @@ def _dim(tensor: torch.Tensor, dim: int | None, name: str) -> int | None:
     if dim is None or tensor.ndim == 0:
         return None
     if not -tensor.ndim <= dim < tensor.ndim:
-        raise InvalidBatch(f"`{name}` has {tensor.ndim} dims, batch_dim says that dim {dim} holds samples.")
+        raise InvalidBatch(
+            f"`{name}` has {tensor.ndim} dims, batch_dim says that dim {dim} holds samples."
+        )
     return dim % tensor.ndim
 
 
@@ -103,8 +124,8 @@ def _dims(batch_dim: Any, args: tuple, kwargs: dict[str, Any]) -> list[int | Non
         return [batch_dim] * tree_structure(args).num_leaves + keywords
     if not isinstance(batch_dim, tuple | list) or len(batch_dim) != len(args):
         raise InvalidBatch(
-            f"batch_dim={batch_dim!r} does not fit {len(args)} positional arguments: give one entry "
-            "for each."
+            f"batch_dim={batch_dim!r} does not fit {len(args)} positional arguments: give one "
+            "entry for each."
         )
     return _spread(tuple(batch_dim), args) + keywords
 
@@ -128,4 +149,6 @@ def validate_batch_dim(batch_dim: Any) -> None:
         raise NotImplementedError("batch_dim=None (coupled losses) is not implemented yet")
     for dim in torch.utils._pytree.tree_leaves(batch_dim):
         if dim is not None and (not isinstance(dim, int) or isinstance(dim, bool)):
-            raise InvalidArgument(f"batch_dim={batch_dim!r}: expected a dim, or a tree of dims and None.")
+            raise InvalidArgument(
+                f"batch_dim={batch_dim!r}: expected a dim, or a tree of dims and None."
+            )

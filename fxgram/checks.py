@@ -1,6 +1,7 @@
 """The last word on a new program: against the eager model, and on the independence of samples."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import fx, nn
@@ -66,8 +67,8 @@ def _check_independence(program: Program, model: nn.Module, batch: Batch) -> Non
     if coupled:
         first = coupled[0]
         raise CoupledSamples(
-            "The losses of different samples depend on each other: the gradient of one loss reaches "
-            f"another sample's part of {first}"
+            "The losses of different samples depend on each other: the gradient of one loss "
+            f"reaches another sample's part of {first}"
             + (f" and of {len(coupled) - 1} later operators" if len(coupled) > 1 else "")
             + ". With batch_dim=0 every loss must depend on its own sample alone."
         )
@@ -79,7 +80,8 @@ def _rows_scaled(
     expected = passes.scale_rows(one, weights, axis)
     parts = axis.outer, len(weights), axis.inner
     rows = [
-        t.unflatten(axis.dim, parts).movedim(axis.dim + 1, 0).flatten(1).float() for t in (expected, other)
+        t.unflatten(axis.dim, parts).movedim(axis.dim + 1, 0).flatten(1).float()
+        for t in (expected, other)
     ]
     difference = (rows[0] - rows[1]).abs()
     same_nan = rows[0].isnan() & rows[1].isnan() | (rows[0] == rows[1])
@@ -118,7 +120,7 @@ def _check_faithful(
 ) -> None:
     """Losses and a randomly weighted gradient against plain autograd of the eager model."""
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    with frozen_state(model, tensors=True), _without_hooks(named), torch.enable_grad():
+    with frozen_state(model, tensors=True), _without_hooks(named.values()), torch.enable_grad():
         args, kwargs = batch.arguments(tuple(t.clone() for t in batch.tensors))
         eager = model(*args, **kwargs) if objective is None else objective(model, *args, **kwargs)
         weights = row_weights(eager.detach())
@@ -128,11 +130,13 @@ def _check_faithful(
     tolerance = _ROUNDING[losses.dtype]
     if not _close(losses, eager.detach(), tolerance):
         raise UnfaithfulCapture(
-            "The compiled program gives other losses than the eager model with the same random state: "
-            f"{_sample(losses)} instead of {_sample(eager.detach())}. The forward may depend on "
-            "something that changes from call to call."
+            "The compiled program gives other losses than the eager model with the same random "
+            f"state: {_sample(losses)} instead of {_sample(eager.detach())}. The forward may "
+            "depend on something that changes from call to call."
         )
-    scale = max((float(g.abs().amax()) for g in expected if g is not None and g.numel()), default=0.0)
+    scale = max(
+        (float(g.abs().amax()) for g in expected if g is not None and g.numel()), default=0.0
+    )
     wrong = {}
     for (name, parameter), grad in zip(named.items(), expected):
         grad = torch.zeros_like(parameter) if grad is None else grad
@@ -164,21 +168,14 @@ def _sample(values: torch.Tensor) -> list[float]:
     return [round(v, 6) for v in values.flatten()[:3].tolist()]
 
 
-class _without_hooks:
+@contextmanager
+def _without_hooks(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """Set hooks on parameters aside: the eager gradient is for comparison alone."""
-
-    def __init__(self, named: dict[str, nn.Parameter]):
-        self.parameters = list(named.values())
-
-    def __enter__(self) -> None:
-        self.hooks = [p._backward_hooks for p in self.parameters]
-        for parameter, hooks in zip(self.parameters, self.hooks):
-            if hooks:
-                parameter._backward_hooks = None
-
-    def __exit__(self, *error: object) -> None:
-        for parameter, hooks in zip(self.parameters, self.hooks):
-            if hooks:
-                parameter._backward_hooks = hooks
-
-
+    hooked = [(p, p._backward_hooks) for p in parameters if p._backward_hooks]
+    for parameter, _ in hooked:
+        parameter._backward_hooks = None
+    try:
+        yield
+    finally:
+        for parameter, hooks in hooked:
+            parameter._backward_hooks = hooks

@@ -35,7 +35,11 @@ class Constants:
         name = getattr(func, "__name__", "")
         leaves = tree_leaves((args, kwargs))
         given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        if name.endswith("_") and not name.endswith("__") or "out" in kwargs or name == "__setitem__":
+        if (
+            (name.endswith("_") and not name.endswith("__"))
+            or "out" in kwargs
+            or name == "__setitem__"
+        ):
             for leaf in given:
                 self._known.pop(leaf, None)
             return

@@ -33,8 +33,9 @@ def describe(node: fx.Node) -> str:
 
 def _losses(error: PassError, captured: Captured) -> Exception:
     return InvalidLosses(
-        f"batch_dim=0 needs one floating-point loss per sample, but {error}. Return a tensor of shape "
-        "[K]: use reduction='none' and average over the other dims, e.g. loss.flatten(1).mean(1)."
+        f"batch_dim=0 needs one floating-point loss per sample, but {error}. Return a tensor of "
+        "shape [K]: use reduction='none' and average over the other dims, e.g. "
+        "loss.flatten(1).mean(1)."
     )
 
 
@@ -42,16 +43,16 @@ def _coupled(error: PassError, captured: Captured) -> Exception:
     first = "; ".join(describe(n) for n in error.nodes[:3])
     return CoupledSamples(
         f"The losses of different samples depend on each other through {first}. With batch_dim=0 "
-        "every loss must depend on its own sample alone: put BatchNorm into eval mode or use another "
-        "norm, and average over the dims of a sample, not over the batch."
+        "every loss must depend on its own sample alone: put BatchNorm into eval mode or use "
+        "another norm, and average over the dims of a sample, not over the batch."
     )
 
 
 def _uncovered(error: PassError, captured: Captured) -> Exception:
     lines = "".join(f"\n  - {describe(node)}" for node in error.nodes)
     return UncoveredUse(
-        f"No rule and no fallback covers these uses of parameters:{lines}\nThe sample axis cannot be "
-        "followed there, or the operator is random. Rewrite the operator, register a rule, or "
+        f"No rule and no fallback covers these uses of parameters:{lines}\nThe sample axis cannot "
+        "be followed there, or the operator is random. Rewrite the operator, register a rule, or "
         "exclude the parameter with requires_grad_(False)."
     )
 

@@ -10,7 +10,7 @@ class InvalidArgument(FxgramError, ValueError):
 
 
 class InvalidBatch(FxgramError, ValueError):
-    """The tensors of a batch do not fit together, or not the `batch_dim` they were claimed to have."""
+    """The tensors of a batch do not fit together, or not the claimed `batch_dim`."""
 
 
 class InvalidLosses(FxgramError, ValueError):

@@ -42,7 +42,17 @@ class Explanation:
         return {"samples": self.samples, "uses": [vars(row) for row in self.rows]}
 
     def __str__(self) -> str:
-        head = ("parameter", "shape", "op", "factors", "contraction", "mul-adds", "bytes", "by", "source")
+        head = (
+            "parameter",
+            "shape",
+            "op",
+            "factors",
+            "contraction",
+            "mul-adds",
+            "bytes",
+            "by",
+            "source",
+        )
         body = [
             (r.parameter, "x".join(map(str, r.shape)) or "scalar", r.op, r.factors, r.contraction,
              _short(r.multiply_adds), _short(r.bytes), r.method, r.source)

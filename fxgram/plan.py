@@ -59,7 +59,9 @@ def candidates(factors: Factors, samples: int, element: int = 4) -> tuple[Cost, 
     positions = [sizes[c] for c in "s" if c in inputs]
     square = k * k * math.prod(positions) ** 2
     own = sum(math.prod(sizes[c] for c in term if c not in "ks") for term in terms)
-    pairs = Cost("pairs", equation, square * (own + len(terms)), 3.0 * element * square * len(terms))
+    pairs = Cost(
+        "pairs", equation, square * (own + len(terms)), 3.0 * element * square * len(terms)
+    )
     if len(terms) == 1 or not parameter:
         return (gradients,)
     return tuple(sorted((gradients, pairs), key=lambda cost: cost.seconds))

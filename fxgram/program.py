@@ -10,7 +10,6 @@ from torch import fx, nn
 import passes
 from fxgram import plan
 from fxgram.backward import attach
-from fxgram.batch import Batch
 from fxgram.capture import Captured
 from fxgram.diagnosis import raise_for
 from fxgram.rules import find

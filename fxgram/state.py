@@ -1,11 +1,15 @@
 """Leave a model as it was: random state, buffers, `.grad` and plain attributes."""
 
+import random
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+
+from fxgram.errors import CaptureError
 
 
 @contextmanager
@@ -40,3 +44,27 @@ def _forked_randomness(model: nn.Module):
     devices = {p.device for p in model.parameters()} | {b.device for b in model.buffers()}
     indices = [d.index for d in devices if d.type == "cuda" and d.index is not None]
     return torch.random.fork_rng(devices=indices)
+
+
+@contextmanager
+def python_randomness_unused() -> Iterator[None]:
+    """Raise if Python's or NumPy's random generator advances: its draws would be frozen."""
+    numpy = sys.modules.get("numpy")
+    python_state = random.getstate()
+    numpy_state = numpy.random.get_state() if numpy else None
+    try:
+        yield
+        used = random.getstate() != python_state or (
+            numpy is not None
+            and any((a != b) if not hasattr(a, "any") else (a != b).any()
+                    for a, b in zip(numpy.random.get_state(), numpy_state))
+        )  # fmt: skip
+    finally:
+        random.setstate(python_state)
+        if numpy:
+            numpy.random.set_state(numpy_state)
+    if used:
+        raise CaptureError(
+            "The forward draws from Python's or NumPy's random generator. A compiled program would "
+            "repeat the same draw for ever: draw with torch instead, e.g. torch.rand(())."
+        )

@@ -18,7 +18,7 @@ from fxgram.program import Program
 _log = logging.getLogger("fxgram")
 
 
-def compile(  # noqa: A001 - the name that users write is fxgram.compile
+def compile(
     model: nn.Module,
     objective: Callable | None = None,
     *,
@@ -158,8 +158,8 @@ class GramianStep:
             for tensor, name in zip(batch.tensors, batch.names):
                 if tensor.requires_grad:
                     raise InvalidBatch(
-                        f"`{name}` requires grad: gradients of batch tensors are not supported. Pass "
-                        f"{name}.detach(), or run the step under torch.no_grad()."
+                        f"`{name}` requires grad: gradients of batch tensors are not supported. "
+                        f"Pass {name}.detach(), or run the step under torch.no_grad()."
                     )
         for device in {t.device.type for t in batch.tensors}:
             if torch.is_autocast_enabled(device):
@@ -201,8 +201,8 @@ class GramianStep:
         if reused:
             listed = ", ".join(f"{name} ({n} uses)" for name, n in reused.items())
             _log.warning(
-                "parameters used more than once: %s. The Gramian leaves out the cross terms between "
-                "their uses (cross_terms=False).",
+                "parameters used more than once: %s. The Gramian leaves out the cross terms "
+                "between their uses (cross_terms=False).",
                 listed,
             )
 
@@ -210,7 +210,9 @@ class GramianStep:
         """No samples: there is nothing to share, so the eager model itself runs."""
         args, kwargs = batch.arguments(batch.tensors)
         call = self._model if self._objective is None else self._objective
-        losses = call(*args, **kwargs) if call is self._model else call(self._model, *args, **kwargs)
+        losses = (
+            call(*args, **kwargs) if call is self._model else call(self._model, *args, **kwargs)
+        )
         if not isinstance(losses, Tensor) or losses.numel() or not losses.is_floating_point():
             raise InvalidLosses("An empty batch needs empty losses, of shape [0] or [0, T].")
         return losses, losses.new_zeros(0, 0).detach()

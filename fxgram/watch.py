@@ -33,9 +33,9 @@ class Watch(TorchFunctionMode):
             if cls.__module__.split(".")[0] == "torch":
                 return original(cls, *args, **kwargs)
             raise CaptureError(
-                f"The forward calls the custom autograd.Function `{cls.__qualname__}`, whose backward "
-                "a captured graph does not hold. Write it with differentiable operators; a "
-                "straight-through estimator, say, as `x + (f(x) - x).detach()`."
+                f"The forward calls the custom autograd.Function `{cls.__qualname__}`, whose "
+                "backward a captured graph does not hold. Write it with differentiable operators; "
+                "a straight-through estimator, say, as `x + (f(x) - x).detach()`."
             )
 
         torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign]
@@ -56,8 +56,8 @@ class Watch(TorchFunctionMode):
             )
         if func in (torch.autograd.grad, torch.Tensor.backward, torch.autograd.backward):
             raise CaptureError(
-                "The objective differentiates inside (autograd.grad or backward); derivatives inside "
-                "of the objective are not supported yet."
+                "The objective differentiates inside (autograd.grad or backward); derivatives "
+                "inside of the objective are not supported yet."
             )
         if name == "__get__":
             return func(*args, **kwargs)
@@ -72,7 +72,9 @@ class Watch(TorchFunctionMode):
         return result
 
     def _refuse_foreign(self, tensor: torch.Tensor) -> None:
-        if isinstance(tensor, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        if isinstance(tensor, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(
+            tensor
+        ):
             return
         if type(tensor) in (torch.Tensor, nn.Parameter) and tensor.is_leaf:
             raise CaptureError(
@@ -86,7 +88,9 @@ def _refuse_backward_hooks(model: nn.Module) -> None:
     import torch.nn.modules.module as registry
 
     if registry._global_backward_hooks or registry._global_backward_pre_hooks:
-        raise CaptureError("Global module backward hooks are set; fxgram cannot keep them: remove them.")
+        raise CaptureError(
+            "Global module backward hooks are set; fxgram cannot keep them: remove them."
+        )
     hooked = [
         name or type(module).__name__
         for name, module in model.named_modules()

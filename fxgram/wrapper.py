@@ -44,8 +44,8 @@ def _write_assigned(table: dict[str, Any], before: dict[str, Any]) -> None:
             continue
         if old is None or new is None or old.shape != new.shape or old.dtype != new.dtype:
             raise CaptureError(
-                f"The forward replaces the buffer `{name}` by one of another shape or type; a compiled "
-                "step writes buffers in place."
+                f"The forward replaces the buffer `{name}` by one of another shape or type; a "
+                "compiled step writes buffers in place."
             )
         old.copy_(new)
         table[name] = old

@@ -10,9 +10,9 @@ from passes.contract import contract as contract
 from passes.dead import drop_dead_nodes as drop_dead_nodes
 from passes.differentiate import SEEDS as SEEDS
 from passes.differentiate import WEIGHTS as WEIGHTS
-from passes.differentiate import loss_columns as loss_columns
 from passes.differentiate import differentiable_axes as differentiable_axes
 from passes.differentiate import differentiate
+from passes.differentiate import loss_columns as loss_columns
 from passes.differentiate import scale_rows as scale_rows
 from passes.driver import PassRecord as PassRecord
 from passes.driver import copy_graph as copy_graph

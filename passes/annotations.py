@@ -13,7 +13,7 @@ KEY = "fxgram"
 class SampleAxis:
     """Where the samples sit in a value: dimension `dim` of size `outer * K * inner`.
 
-    `x.view(K * 20, d)` has inner 20 (sample-major), `x.transpose(0, 1).reshape(20 * K, d)` outer 20.
+    `x.view(K * 20, d)` has inner 20 (sample-major), `x.mT.reshape(20 * K, d)` outer 20.
     `dim` None: there is one sample and the whole value belongs to it.
     """
 

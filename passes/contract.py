@@ -82,7 +82,11 @@ def _copy(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[Contribution]]:
 
 
 def _summands(
-    emitter: Emitter, contribution: Contribution, spec: Spec, dtype: torch.dtype, square: torch.Tensor
+    emitter: Emitter,
+    contribution: Contribution,
+    spec: Spec,
+    dtype: torch.dtype,
+    square: torch.Tensor,
 ) -> list[fx.Node]:
     jacobians, factors = contribution.jacobians, contribution.factors
     if factors is not None:

@@ -7,9 +7,11 @@ from passes.annotations import annotate, note
 from passes.propagate import propagate
 from passes.spec import Spec
 
-_RANDOM_COMPOSITES = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "rrelu",
-                      "rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "randperm",
-                      "normal", "scaled_dot_product_attention"}  # fmt: skip
+_RANDOM_COMPOSITES = {
+    "dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "rrelu", "rand",
+    "randn", "rand_like", "randn_like", "randint", "randint_like", "randperm", "normal",
+    "scaled_dot_product_attention",
+}  # fmt: skip
 
 
 def is_random(node: fx.Node) -> bool:
@@ -26,8 +28,10 @@ def is_random(node: fx.Node) -> bool:
 def _is_switched_off(node: fx.Node) -> bool:
     """`dropout(x, 0.5, train=False)`, `lstm(..., dropout=0.0)` draw nothing."""
     for at, argument in enumerate(node.target._schema.arguments):
-        value = node.args[at] if at < len(node.args) else node.kwargs.get(
-            argument.name, argument.default_value
+        value = (
+            node.args[at]
+            if at < len(node.args)
+            else node.kwargs.get(argument.name, argument.default_value)
         )
         if argument.name in ("train", "training") and value is False:
             return True

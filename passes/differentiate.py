@@ -34,7 +34,7 @@ def differentiate(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     mode = fake_mode_of(gm)
     *_, output = gm.graph.nodes
     losses = output.args[0][0][0].meta["val"]
-    with mode:
+    with faking(mode):
         rows = [losses.new_ones(losses.shape), losses.new_ones(losses.shape)]
     fakes = [n.meta["val"] for n in placeholders] + rows
     with faking(mode), torch.enable_grad(), preserve_node_meta():
@@ -112,7 +112,9 @@ class _Joint:
         found: dict[fx.Node, list] = {node: [] for node in self.outputs}
         columns = zip(loss_columns(losses, self.axis), loss_columns(seeds, self.axis), strict=True)
         for column, seed in columns:
-            grads = iter(torch.autograd.grad(column, flat, seed, retain_graph=True, allow_unused=True))
+            grads = iter(
+                torch.autograd.grad(column, flat, seed, retain_graph=True, allow_unused=True)
+            )
             for node, ys in self.outputs.items():
                 found[node].append(tuple(next(grads) for _ in ys))
         return found

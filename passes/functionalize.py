@@ -2,6 +2,7 @@
 
 import operator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -119,7 +120,7 @@ class _Functionalizer:
         for step in alias.path:
             source = step.all_input_nodes[0]
             at = {source: chain[-1]}
-            copy = self.graph.node_copy(step, lambda n: at.get(n) or self.read(n))
+            copy = self.graph.node_copy(step, lambda n, at=at: at.get(n) or self.read(n))
             chain.append(copy)
         return chain
 
@@ -139,7 +140,7 @@ class _Functionalizer:
         value = self.cast(copy, node.meta["val"].dtype)
         chain = self.views(target) if target.path else []
         item = None
-        for base, step in reversed(list(zip(chain, chain[1:]))):
+        for base, step in reversed(list(pairwise(chain))):
             if step.target is operator.getitem:
                 item = step.args[1]  # the next step is the operator that returned several views
                 continue

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from passes.annotations import KEY, SampleAxis, facts, source_line
+from passes.extract import extract
 from passes.factors import Contribution, Factors, Use
 from passes.kernels import per_sample_gradients
 from passes.operands import Emitter, NotFactored, Operands
@@ -170,7 +171,7 @@ class _Lowering:
             rows.append(self.emitter.call(torch.ops.aten.reshape.default, jacobian, [-1, *shape]))
         if not group.region:
             return tuple(rows)
-        body, operands = _extract(group, [s.operand for s in sites], with_sites=False)
+        body, operands = extract(group, [s.operand for s in sites], with_sites=False)
         module = RegionPullback(body, len(group.uses), len(sites))
         return self.call_module(group, module, operands, rows)
 
@@ -197,7 +198,7 @@ class _Lowering:
                 ends.append((node, at if isinstance(node.meta["val"], tuple | list) else None))
                 cotangents.append(cotangent)
                 axes.append(axis)
-        body, operands = _extract(group, ends, with_sites=True)
+        body, operands = extract(group, ends, with_sites=True)
         module = PerSampleVJP(body, len(group.uses), tuple(axes))
         return self.call_module(group, module, operands, cotangents)
 
@@ -241,26 +242,3 @@ def _name(node: fx.Node) -> str:
     return getattr(node.target, "_opname", None) or getattr(
         node.target, "__name__", str(node.target)
     )
-
-
-def _extract(group: UseGroup, ends: list, with_sites: bool) -> tuple[fx.GraphModule, list[fx.Node]]:
-    """A module of the group's own nodes: `(uses, other operands) -> values at the ends`."""
-    graph, env = fx.Graph(), {}
-    for use in group.uses:
-        env[use] = graph.placeholder(use.name)
-    inside = [*group.region, *(dict.fromkeys(s.node for s in group.sites) if with_sites else ())]
-    inside.sort(key=list(group.uses[0].graph.nodes).index)
-    operands = list(group.uses)
-    for node in inside:
-        for operand in node.all_input_nodes:
-            if operand not in env and operand not in inside:
-                env[operand] = graph.placeholder(operand.name)
-                operands.append(operand)
-    for node in inside:
-        env[node] = graph.node_copy(node, lambda n: env[n])
-    results = []
-    for end in ends:
-        node, at = end if isinstance(end, tuple) else (end, None)
-        results.append(env[node] if at is None else graph.call_function(operator.getitem, (env[node], at)))
-    graph.output(tuple(results))
-    return fx.GraphModule(torch.nn.Module(), graph), operands

@@ -1,4 +1,4 @@
-"""What a rule sees of the operator at a site: its arguments, its cotangents, and how to emit nodes."""
+"""What a rule sees of the operator at a site: arguments, cotangents, and how to emit nodes."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -81,7 +81,7 @@ class Operands:
         return self._shape or self.value.meta["val"].shape
 
     def viewed(self, shape: Sequence[int], like: fx.Node, *nodes: fx.Node) -> "Operands":
-        """The same call with the value seen in another shape, and nodes whose samples sit as in `like`."""
+        """The call with the value in another shape, and nodes whose samples sit as in `like`."""
         other = copy.copy(self)
         other._shape = tuple(shape)
         other._axes = {**self._axes, **dict.fromkeys(nodes, self._axes.get(like))}
@@ -93,7 +93,7 @@ class Operands:
         return self._output_axes[0] is not None and self._output_axes[0].dim is None
 
     def cotangent(self, index: int = 0) -> fx.Node:
-        """d loss / d output, with the output's shape."""
+        """D loss / d output, with the output's shape."""
         found = self._cotangents[index]
         if found is None:
             raise NotFactored
@@ -149,7 +149,9 @@ class Operands:
         for node in traced.graph.nodes:
             if node.op == "call_function":
                 args = fx.node.map_arg((node.args, node.kwargs), lambda n: env[n])
-                env[node] = self.emitter.call(node.target, *args[0], val=node.meta["val"], **args[1])
+                env[node] = self.emitter.call(
+                    node.target, *args[0], val=node.meta["val"], **args[1]
+                )
             elif node.op == "output":
                 return env[node.args[0]]
         raise AssertionError("a graph ends in its output")

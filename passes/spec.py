@@ -41,5 +41,5 @@ class PassError(Exception):
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
-    """The tensors among the outputs of a node: `val` of a node is a tensor, a tuple, or a number."""
+    """The tensors among the outputs of a node, whose `val` is a tensor, a tuple, or a number."""
     return [t for t in torch.utils._pytree.tree_leaves(value) if isinstance(t, torch.Tensor)]

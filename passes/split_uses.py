@@ -23,9 +23,7 @@ def split_uses(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
         mark_dependence(gm, spec)
     graph = gm.graph
     for node in list(graph.nodes):
-        if node.op == "output":
-            _split_edges(graph, node)
-        elif note(node).data and note(node).grad:
+        if node.op == "output" or (note(node).data and note(node).grad):
             _split_edges(graph, node)
     drop_dead_nodes(graph)
     mark_dependence(gm, spec)
@@ -82,7 +80,8 @@ def _separate_noise(gm: fx.GraphModule) -> bool:
         with gm.graph.inserting_after(node):
             product = gm.graph.call_function(torch.ops.aten.mul.Tensor, (source, node))
         product.meta = dict(node.meta)
-        node.replace_all_uses_with(product, delete_user_cb=lambda user: user is not product)
+        for user in [u for u in node.users if u is not product]:
+            user.replace_input_with(node, product)
         node.replace_input_with(source, ones)
         changed = True
     return changed

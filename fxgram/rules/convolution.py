@@ -126,6 +126,10 @@ for _op in (aten.conv1d, aten.conv2d, aten.conv3d):
     for _overload in (_op.default, _op.padding):
         rule(_overload, "weight")(_conv_weight)
         rule(_overload, "bias")(_conv_bias)
-for _op in (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input):
+for _op in (
+    aten.conv_transpose1d.default,
+    aten.conv_transpose2d.input,
+    aten.conv_transpose3d.input,
+):
     rule(_op, "weight")(_conv_transpose_weight)
     rule(_op, "bias")(_conv_bias)

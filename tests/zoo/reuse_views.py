@@ -111,9 +111,7 @@ CASES = (
         lambda m, x, y: (x @ m.w1 + y @ m.w2).sin(),
         (D, 2),
     ),
-    _twice(
-        "scalar_used_twice", lambda m, x, y: m.w * x + m.w, lambda m, x, y: m.w1 * x + m.w2, ()
-    ),
+    _twice("scalar_used_twice", lambda m, x, y: m.w * x + m.w, lambda m, x, y: m.w1 * x + m.w2, ()),
     _twice(
         "bias_of_two_layers",
         lambda m, x, y: F.linear(F.linear(x, m.a, m.w).tanh(), m.b, m.w),
