@@ -17,6 +17,8 @@ from passes.per_sample import PerSampleVJP, RegionPullback
 from passes.sites import Site, UseGroup
 from passes.spec import PassError, Spec, tensors
 
+aten = torch.ops.aten
+
 # Views that show every element of a parameter at most once: they keep inner products.
 _ISOMETRIES = {"t", "transpose", "permute", "view", "reshape", "unsqueeze", "squeeze", "flatten",
                "unflatten", "select", "slice", "narrow", "alias", "contiguous", "clone", "chunk",
@@ -33,31 +35,20 @@ def lower(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     Raises: PassError "uncovered" naming every use that neither a rule nor the fallback covers.
     """
     lowering = _Lowering(gm, spec)
-    groups = [group for group in facts(gm)["groups"] if lowering.is_reached(group)]
-    reused = _reused(groups) if spec.cross_terms else set()
-    contributions, uncovered = [], []
-    for group in groups:
-        try:
-            contributions.append(
-                lowering.group(group, any(u.args[0] in reused for u in group.uses))
-            )
-        except PassError as error:
-            uncovered += error.nodes
+    lowered, uncovered = [], []
+    for group in facts(gm)["groups"]:
+        if lowering.is_reached(group):
+            try:
+                lowered.append((group, lowering.group(group)))
+            except PassError as error:
+                uncovered += error.nodes
     if uncovered:
         raise PassError("uncovered", "uses that nothing covers", tuple(uncovered))
-    if not contributions:
+    if not lowered:
         raise PassError("no parameter", "no trainable parameter reaches the losses")
-    if reused:
-        names = {spec.inputs[p.name].name for p in reused}
-        contributions = lowering.add_uses(contributions, names)
+    contributions = lowering.add_uses(lowered) if spec.cross_terms else [c for _, c in lowered]
     facts(gm)["contributions"] = tuple(contributions)
     return gm
-
-
-def _reused(groups: list[UseGroup]) -> set[fx.Node]:
-    """Parameters with more than one use."""
-    counts = Counter(use.args[0] for group in groups for use in group.uses)
-    return {parameter for parameter, count in counts.items() if count > 1}
 
 
 class _Lowering:
@@ -81,37 +72,79 @@ class _Lowering:
     def site_is_reached(self, node: fx.Node) -> bool:
         return any(c is not None for column in self.cotangents[node.name] for c in column)
 
-    def group(self, group: UseGroup, as_gradients: bool = False) -> Contribution:
-        """Lower one group; with `as_gradients` to one `[k, *parameter]` for each use."""
+    def group(self, group: UseGroup) -> Contribution:
+        """Lower one group of uses."""
         uses = tuple(self.use(u, group) for u in group.uses)
         try:
-            factors = tuple(f for f in map(self.site, group.sites) if f is not None)
+            found = self.factors(group)
         except NotFactored:
             return Contribution(uses, "fallback", None, self.fallback(group))
-        isometric = len(group.uses) == 1 and all(_name(n) in _ISOMETRIES for n in group.region)
-        if isometric and len(factors) == 1 and not as_gradients:
-            return Contribution(uses, "rule", factors[0], (), factors)
-        return Contribution(uses, "region", None, self.region(group, factors), factors)
+        every = tuple(f for factors in found.values() for f in factors)
+        if len(every) == 1 and _is_isometric(group):
+            return Contribution(uses, "rule", every[0], (), every)
+        return Contribution(uses, "region", None, self.gradients(group, found), every)
 
-    def add_uses(self, contributions: list[Contribution], reused: set[str]) -> list[Contribution]:
-        """Add the per-sample gradients of all uses of a parameter: exact cross terms."""
-        kept: list[Contribution] = []
-        gradients: dict[str, list[tuple[Use, fx.Node, Contribution]]] = {}
-        for contribution in contributions:
-            if not any(use.parameter in reused for use in contribution.uses):
-                kept.append(contribution)
-                continue
-            for use, jacobian in zip(contribution.uses, contribution.jacobians, strict=True):
-                gradients.setdefault(use.parameter, []).append((use, jacobian, contribution))
-        for found in gradients.values():
-            total = found[0][1]
-            for _, jacobian, _ in found[1:]:
-                total = self.emitter.call(
-                    torch.ops.aten.add.Tensor, total, jacobian, val=total.meta["val"]
-                )
-            factors = tuple(f for _, _, c in found for f in c.all_factors)
-            uses = tuple(use for use, _, _ in found)
-            kept.append(Contribution(uses, "sum", None, (total,), factors))
+    def factors(self, group: UseGroup) -> dict[fx.Node, list[Factors]]:
+        """Factors at each value of the parameter that meets samples; like sites are one.
+
+        Raises: NotFactored if a site has no rule.
+        """
+        found: dict[fx.Node, list[Factors]] = {}
+        for site in group.sites:
+            factors = self.site(site)
+            if factors is not None:
+                found.setdefault(site.operand, []).append(factors)
+        return {operand: concatenate(self.emitter, several) for operand, several in found.items()}
+
+    def gradients(
+        self, group: UseGroup, found: dict[fx.Node, list[Factors]]
+    ) -> tuple[fx.Node, ...]:
+        """Per-sample gradients at the sites, added and pulled back to `[k, *parameter]`."""
+        rows = []
+        for operand, factors in found.items():
+            parts = [emit_jacobian(self.emitter, f) for f in factors]
+            shape = [-1, *operand.meta["val"].shape]
+            parts = [self.emitter.call(aten.reshape.default, part, shape) for part in parts]
+            rows.append(add_up(self.emitter, parts))
+        if not group.region:
+            return tuple(rows)
+        body, operands = extract(group, list(found), with_sites=False)
+        module = RegionPullback(body, len(group.uses), len(rows))
+        return self.call_module(group, module, operands, rows)
+
+    def add_uses(self, lowered: list[tuple[UseGroup, Contribution]]) -> list[Contribution]:
+        """Add the uses of each parameter before they are squared: exact cross terms.
+
+        Uses by like operators are concatenated along the summed positions, which costs no more
+        than the uses themselves; otherwise per-sample gradients are added.
+        """
+        counts = Counter(use.parameter for _, c in lowered for use in c.uses)
+        kept = [c for _, c in lowered if all(counts[u.parameter] == 1 for u in c.uses)]
+        parts: dict[str, list[tuple[Use, UseGroup, Contribution, int]]] = {}
+        for group, contribution in lowered:
+            if any(counts[use.parameter] > 1 for use in contribution.uses):
+                for at, use in enumerate(contribution.uses):
+                    parts.setdefault(use.parameter, []).append((use, group, contribution, at))
+        pulled: dict[UseGroup, tuple[fx.Node, ...]] = {}
+        for found in parts.values():
+            uses = tuple(use for use, *_ in found)
+            every = tuple(f for _, _, c, _ in found for f in c.all_factors)
+            alike = len({_chain(group) for _, group, _, _ in found}) == 1
+            if alike and all(c.factors is not None for _, _, c, _ in found):
+                merged = concatenate(self.emitter, [c.factors for _, _, c, _ in found])
+                if len(merged) == 1:
+                    kept.append(Contribution(uses, "sum", merged[0], (), (merged[0],)))
+                    continue
+            for _, group, contribution, _ in found:
+                if group not in pulled:
+                    again = contribution.factors is not None
+                    pulled[group] = (
+                        self.gradients(group, self.factors(group))
+                        if again
+                        else contribution.jacobians
+                    )
+            total = add_up(self.emitter, [pulled[group][at] for _, group, _, at in found])
+            kept.append(Contribution(uses, "sum", None, (total,), every))
         return kept
 
     def use(self, node: fx.Node, group: UseGroup) -> Use:
@@ -160,20 +193,6 @@ class _Lowering:
             places += [argument.name] * _count(value, site.operand)
             found[argument.name] = fx.node.map_arg(value, lambda n: self.values[n.name])
         return (places[0] if len(places) == 1 else None), found
-
-    def region(self, group: UseGroup, factors: tuple[Factors, ...]) -> tuple[fx.Node, ...]:
-        """Per-sample gradients at the sites, pulled back through the region."""
-        sites = [s for s in group.sites if self.site_is_reached(s.node)]
-        rows = []
-        for site, found in zip(sites, factors):
-            jacobian = emit_jacobian(self.emitter, found)
-            shape = list(site.operand.meta["val"].shape)
-            rows.append(self.emitter.call(torch.ops.aten.reshape.default, jacobian, [-1, *shape]))
-        if not group.region:
-            return tuple(rows)
-        body, operands = extract(group, [s.operand for s in sites], with_sites=False)
-        module = RegionPullback(body, len(group.uses), len(sites))
-        return self.call_module(group, module, operands, rows)
 
     def fallback(self, group: UseGroup) -> tuple[fx.Node, ...]:
         """Per-sample gradients of the uses by autograd, one loss of each sample after the other."""
@@ -230,6 +249,43 @@ def emit_jacobian(emitter: Emitter, factors: Factors) -> fx.Node:
     return emitter.call(
         per_sample_gradients, factors.equation, factors.one_hot, *factors.operands, val=val
     )
+
+
+def concatenate(emitter: Emitter, factors: list[Factors]) -> list[Factors]:
+    """Merge factors with equal labels along their positions: `s = s1 + s2 + ...`."""
+    alike: dict[tuple, list[Factors]] = {}
+    for one in factors:
+        alike.setdefault((one.equation, one.one_hot), []).append(one)
+    merged = []
+    for several in alike.values():
+        operands = [
+            parts[0] if len(parts) == 1 else emitter.call(aten.cat.default, list(parts), 1)
+            for parts in zip(*(f.operands for f in several))
+        ]
+        merged.append(replace(several[0], operands=tuple(operands)))
+    return merged
+
+
+def add_up(emitter: Emitter, nodes: list[fx.Node]) -> fx.Node:
+    """Sum of tensors of one shape."""
+    total = nodes[0]
+    for node in nodes[1:]:
+        total = emitter.call(aten.add.Tensor, total, node, val=total.meta["val"])
+    return total
+
+
+def _is_isometric(group: UseGroup) -> bool:
+    """Whether the group is one use behind views alone, which keep inner products."""
+    return len(group.uses) == 1 and all(_name(n) in _ISOMETRIES for n in group.region)
+
+
+def _chain(group: UseGroup) -> tuple:
+    """The views between a use and its site; equal for `x @ w.t()` and `y @ w.t()`."""
+    views = []
+    for node in group.region:
+        plain = fx.node.map_arg((node.args, node.kwargs), lambda n: None)
+        views.append((node.target, str(plain)))
+    return tuple(views)
 
 
 def _count(value: Any, node: fx.Node) -> int:

@@ -193,3 +193,15 @@ def test_several_errors_in_turn_and_then_a_good_batch():
     with pytest.raises(fxgram.FxgramError):
         step(X, torch.rand(K, 3))
     assert step(X, torch.rand(K, 2))[1].shape == (K, K)
+
+
+def test_parameters_without_values_yet():
+    with pytest.raises(fxgram.FxgramError, match=r"weight"):
+        fxgram.compile(nn.LazyLinear(2), squares)(X)
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_tuple_of_losses_is_never_taken_for_its_first_item(check):
+    step = fxgram.compile(Two(), lambda m, x: (squares(m, x), x), check=check)
+    with pytest.raises(fxgram.InvalidLosses):
+        step(X)

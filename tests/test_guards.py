@@ -1,5 +1,6 @@
 """Plain Python values that the forward reads are guarded: a changed one compiles anew."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -83,6 +84,34 @@ def test_what_the_objective_closes_over():
     table["a"] = 4.0
     assert_agrees(step, model, objective, X)
     config.a = 5.0
+    assert_agrees(step, model, objective, X)
+
+
+class Objective:
+    """An objective with a value of its own."""
+
+    rate = 1.0
+
+    def __call__(self, model, x):
+        return squares(model, x) * self.rate
+
+    def losses(self, model, x):
+        return squares(model, x) * self.rate
+
+
+@pytest.mark.parametrize("kind", ["object", "method", "partial"])
+def test_values_of_objective_objects(kind):
+    holder = Objective()
+    if kind == "partial":
+        objective = partial(lambda model, x, rate: squares(model, x) * rate, rate=1.0)
+    else:
+        objective = holder if kind == "object" else holder.losses
+    model = nn.Linear(3, 2).double()
+    step = fxgram.compile(model, objective)
+    assert_agrees(step, model, objective, X)
+    holder.rate = 3.0
+    if kind == "partial":
+        objective.keywords["rate"] = 3.0
     assert_agrees(step, model, objective, X)
 
 
