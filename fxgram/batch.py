@@ -35,7 +35,7 @@ class Batch:
     tensors: tuple[torch.Tensor, ...]
     names: tuple[str, ...]  # of the tensors, as the caller would write them: `args[0]['ids']`
     dims: tuple[int | None, ...]  # which dim of the tensor holds the samples, if any
-    size: int  # number of samples K
+    size: int  # number of samples K; 1 if the losses are coupled
     places: tuple[int, ...]  # of the tensors among the leaves
     plain: tuple[Any, ...]  # all leaves, None for tensors
     tree: TreeSpec
@@ -85,6 +85,10 @@ def flatten(args: tuple, kwargs: dict[str, Any], batch_dim: Any) -> Batch:
                 "of these; register your own container with "
                 "torch.utils._pytree.register_pytree_node."
             )
+    if batch_dim is None:
+        return Batch(
+            tuple(tensors), tuple(names), tuple(found), 1, tuple(places), tuple(plain), tree
+        )
     sizes = {n: t.shape[d] for n, t, d in zip(names, tensors, found) if d is not None}
     if not sizes:
         raise InvalidBatch("No tensor of the batch holds samples: pass one with a batch dimension.")
@@ -119,8 +123,8 @@ def _name(path: tuple) -> str:
 
 def _dims(batch_dim: Any, args: tuple, kwargs: dict[str, Any]) -> list[int | None]:
     """The batch dim of every leaf; a tree of dims may end above the leaves, as vmap's in_dims."""
-    keywords = [0] * tree_structure(kwargs).num_leaves
-    if isinstance(batch_dim, int):
+    keywords = [None if batch_dim is None else 0] * tree_structure(kwargs).num_leaves
+    if isinstance(batch_dim, int) or batch_dim is None:
         return [batch_dim] * tree_structure(args).num_leaves + keywords
     if not isinstance(batch_dim, tuple | list) or len(batch_dim) != len(args):
         raise InvalidBatch(
@@ -143,10 +147,8 @@ def _spread(dims: Any, tree: Any) -> list[int | None]:
 def validate_batch_dim(batch_dim: Any) -> None:
     """Check the option of `compile`.
 
-    Raises: NotImplementedError for None; InvalidArgument for what is no dim.
+    Raises: InvalidArgument for what is no dim.
     """
-    if batch_dim is None:
-        raise NotImplementedError("batch_dim=None (coupled losses) is not implemented yet")
     for dim in torch.utils._pytree.tree_leaves(batch_dim):
         if dim is not None and (not isinstance(dim, int) or isinstance(dim, bool)):
             raise InvalidArgument(

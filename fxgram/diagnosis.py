@@ -71,6 +71,10 @@ def _capture(error: PassError, captured: Captured) -> Exception:
     return CaptureError(f"{error}: {where}." if where else f"{error}.")
 
 
+def _operator(error: PassError, captured: Captured) -> Exception:
+    return CaptureError(f"Not supported: {error}, at {source_line(error.nodes[0])}.")
+
+
 def _autocast(error: PassError, captured: Captured) -> Exception:
     return CaptureError(
         "The objective opens an autocast block, which is not supported yet: cast explicitly with "
@@ -91,6 +95,7 @@ _DIAGNOSES = {
     "uncovered": _uncovered,
     "no parameter": _no_parameter,
     "region": _capture,
+    "operator": _operator,
     "mutation": _capture,
     "autocast": _autocast,
     "random": _random,

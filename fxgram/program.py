@@ -21,11 +21,18 @@ _PLANNED = ("contract", "clean")  # passes that depend on the batch size, throug
 class Program:
     """Compiled for one kind of batch; serves every number of samples of that kind."""
 
-    def __init__(self, captured: Captured, model: nn.Module, samples: int, cross_terms: bool):
+    def __init__(
+        self,
+        captured: Captured,
+        model: nn.Module,
+        samples: int,
+        *,
+        coupled: bool,
+        cross_terms: bool,
+    ):
         self.captured, self.model = captured, model
-        self.spec = Spec(
-            captured.inputs, captured.samples, find, self._chooser(samples), cross_terms
-        )
+        choose = self._chooser(samples)
+        self.spec = Spec(captured.inputs, captured.samples, find, choose, coupled, cross_terms)
         fixed = [p for p in passes.PASSES if p.__name__ not in _PLANNED]
         self.lowered, self._records = self._run(captured.gm, self.spec, fixed)
         self._planned: dict[tuple[str, ...], Planned] = {}

@@ -43,7 +43,8 @@ def compile(
             None if `model(*batch, **kwargs)` returns the losses.
         batch_dim: the dim that holds the samples in every tensor of the batch; or a tuple with an
             entry for each positional argument (a dim, None for what the samples share, or a tree of
-            these), as `in_dims` of torch.vmap.
+            these), as `in_dims` of torch.vmap. None: losses of any shape that may share samples
+            (one for each task, contrastive, batch norm in training mode), one backward for each.
         cross_terms: False, every use of a parameter counts as a parameter of its own in the
             Gramian (the gradients are the true ones either way); True, exactly `J Jᵀ`.
         check: compare the first batch of every compiled program with the eager model, and test
@@ -185,7 +186,13 @@ class GramianStep:
         kind = f"{batch.size} sample" + ("s (and any other number)" if batch.size > 1 else "")
         _log.info("compiling %s for %s", type(self._model).__name__, kind)
         captured = capture(self._model, self._objective, batch)
-        program = Program(captured, self._model, batch.size, self._cross_terms)
+        program = Program(
+            captured,
+            self._model,
+            batch.size,
+            coupled=self._batch_dim is None,
+            cross_terms=self._cross_terms,
+        )
         if self._check:
             check_program(program, self._model, self._objective, batch)
         if not self._cross_terms:

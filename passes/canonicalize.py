@@ -29,6 +29,32 @@ def canonicalize(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     return fx.GraphModule(gm, flat.graph)
 
 
+def refuse_operator(node: fx.Node) -> None:
+    """Raise PassError "operator" for what no later pass can take.
+
+    Functorch's own operators show that `torch.vmap` or `torch.func` ran inside.
+    """
+    module = getattr(node.target, "__module__", "") or ""
+    if "functorch" in module or "_functorch" in repr(node.target):
+        raise PassError("operator", "torch.vmap or torch.func inside of the objective", (node,))
+    name = getattr(node.target, "_opname", "")
+    if name.startswith("embedding"):
+        found = dict(zip((a.name for a in node.target._schema.arguments), node.args, strict=False))
+        if {**found, **node.kwargs}.get("sparse"):
+            raise PassError("operator", "sparse gradients (use sparse=False)", (node,))
+        if name == "embedding_renorm_":
+            raise PassError(
+                "operator", "Embedding(max_norm=...), which changes its weight", (node,)
+            )
+
+
+def _drops_everything(node: fx.Node) -> bool:
+    """`dropout(x, 1.0, train=True)` draws nothing in eager mode, where it is `x * 0`."""
+    return (
+        node.target == aten.dropout.default and len(node.args) == 3 and node.args[1:] == (1.0, True)
+    )
+
+
 class _Flattener:
     def __init__(self, gm: fx.GraphModule, spec: Spec):
         self.root, self.spec, self.graph = gm, spec, fx.Graph()
@@ -56,18 +82,22 @@ class _Flattener:
             elif isinstance(node.target, torch._ops.HigherOrderOperator):
                 raise PassError("region", f"`{node.target.__name__}` is not supported", (node,))
             elif getattr(node.target, "_opname", node.name) not in _ASSERTIONS:
+                refuse_operator(node)
                 copy = self.graph.node_copy(node, lambda n: env[n])
                 env[node] = copy
                 if not grad_enabled:
                     copy.args = map_arg(copy.args, self._detach)
                     copy.kwargs = map_arg(copy.kwargs, self._detach)
+                if _drops_everything(copy):
+                    copy.target, copy.args = aten.mul.Tensor, (copy.args[0], 0)
         raise AssertionError("a graph ends in its output")
 
     def _region(self, node: fx.Node, env: dict[fx.Node, Any], grad_enabled: bool) -> Any:
         if node.target is _AUTOCAST:
             _, _, enabled, _, body, *operands = node.args
             if enabled:
-                raise PassError("autocast", "an autocast block is not supported", (node,))
+                first = [n for n in env[body].graph.nodes if n.op == "call_function"]
+                raise PassError("autocast", "an autocast block is not supported", tuple(first[:1]))
         else:
             grad_enabled, body, *operands = node.args
         module = env[body]

@@ -23,7 +23,7 @@ def clean(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     for node in list(gm.graph.nodes):
         if node.op != "call_function" or is_random(node):
             continue
-        if is_use(node) or node.target in (aten.detach.default, aten.alias.default):
+        if is_use(node) or node.target == aten.alias.default:
             node.replace_all_uses_with(node.args[0])
             gm.graph.erase_node(node)
             continue

@@ -8,9 +8,9 @@ from torch import fx
 from passes.annotations import SampleAxis, facts
 from passes.dead import drop_dead_nodes
 from passes.driver import copy_graph
+from passes.emit import emit_jacobian
 from passes.factors import Contribution, Factors
 from passes.kernels import gramian_of_jacobian, gramian_of_pairs
-from passes.lower import emit_jacobian
 from passes.operands import Emitter
 from passes.spec import Spec
 

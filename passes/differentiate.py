@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map_only
 
 from passes.annotations import KEY, SampleAxis, facts, note
 from passes.functionalize import functionalize
+from passes.loss_by_loss import LossByLoss
 from passes.propagate import fake_mode_of, faking
 from passes.sites import UseGroup
 from passes.spec import Spec, tensors
@@ -38,8 +39,10 @@ def differentiate(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
         rows = [losses.new_ones(losses.shape), losses.new_ones(losses.shape)]
     fakes = [n.meta["val"] for n in placeholders] + rows
     with faking(mode), torch.enable_grad(), preserve_node_meta():
-        traced = make_fx(_Joint(gm).run, tracing_mode="real")(*fakes)
+        interpreter = LossByLoss(gm) if spec.coupled else _Joint(gm)
+        traced = make_fx(interpreter.run, tracing_mode="real")(*fakes)
     _name_placeholders(traced.graph, [n.name for n in placeholders] + [SEEDS, WEIGHTS])
+    _drop_detaches(traced.graph)
     joint = functionalize(traced, spec)
     *_, output = joint.graph.nodes
     results, writes = output.args[0]
@@ -187,6 +190,14 @@ def _name_placeholders(graph: fx.Graph, names: list[str]) -> None:
         new.meta = node.meta
         node.replace_all_uses_with(new)
         graph.erase_node(node)
+
+
+def _drop_detaches(graph: fx.Graph) -> None:
+    """In a graph of kernels no autograd listens."""
+    for node in graph.nodes:
+        if node.target == torch.ops.aten.detach.default:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
 
 
 def _allow_any_strides(graph: fx.Graph) -> None:

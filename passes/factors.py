@@ -49,7 +49,8 @@ class Contribution:
     """A summand of the Gramian: uses that are lowered together."""
 
     uses: tuple[Use, ...]
-    method: Literal["rule", "region", "fallback", "sum"]  # "sum": uses of one parameter, added
+    # "sum": uses of one parameter, added; "losses": one backward for each loss
+    method: Literal["rule", "region", "fallback", "sum", "losses"]
     factors: Factors | None  # of a single use behind views alone: any contraction will do
     jacobians: tuple[fx.Node, ...]  # otherwise: per-sample gradients `[k, ...]`, one for each use
     all_factors: tuple[Factors, ...] = ()  # of every site, for people and for cost

@@ -16,6 +16,13 @@ from passes.spec import PassError, Spec, tensors
 from passes.view_inverses import write_back
 
 aten = torch.ops.aten
+# Operators that return values and write: functional form, and which output an argument becomes.
+_SEVERAL = {
+    aten._native_batch_norm_legit.default: (
+        aten._native_batch_norm_legit_functional.default,
+        {3: 3, 4: 4},
+    ),
+}
 _FUNCTIONAL = {
     "bernoulli_.float": aten.bernoulli.p,
     "normal_.default": aten.normal_functional.default,
@@ -49,11 +56,12 @@ def functionalize(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
 
     The output becomes `(what it was, {placeholder: new value})`.
     """
-    return _Functionalizer(gm).run()
+    return _Functionalizer(gm, spec).run()
 
 
 class _Functionalizer:
-    def __init__(self, gm: fx.GraphModule):
+    def __init__(self, gm: fx.GraphModule, spec: Spec):
+        self.spec = spec
         self.gm, self.graph, self.mode = gm, fx.Graph(), fake_mode_of(gm)
         self.env: dict[fx.Node, Any] = {}  # old node -> _Alias, or new node for what is no tensor
         self.mutated: dict[str, _Base] = {}
@@ -61,7 +69,9 @@ class _Functionalizer:
 
     def run(self) -> fx.GraphModule:
         for node in self.gm.graph.nodes:
-            if node.op == "output":
+            if node.target in _SEVERAL:
+                self.mutate_several(node, *_SEVERAL[node.target])
+            elif node.op == "output":
                 result = map_arg(node.args[0], self.read)
                 writes = {name: base.value for name, base in self.mutated.items()}
                 self.graph.output((result, writes))
@@ -137,21 +147,52 @@ class _Functionalizer:
             function, map_arg(args, self.read), map_arg(kwargs, self.read)
         )
         copy.meta = dict(node.meta)
-        value = self.cast(copy, node.meta["val"].dtype)
+        self.write(target, self.cast(copy, node.meta["val"].dtype))
+        self.env[node] = target
+
+    def write(self, target: _Alias, value: fx.Node) -> None:
+        """Let `target` hold `value` from here on, its base and the base's other views as well."""
+        root = self.spec.inputs.get(self.placeholders.get(id(target.base), ""))
+        if root is not None and root.kind == "parameter":
+            raise PassError(
+                "mutation", f"the forward changes the parameter `{root.name}`", (value,)
+            )
         chain = self.views(target) if target.path else []
-        item = None
+        item, within = None, None
         for base, step in reversed(list(pairwise(chain))):
             if step.target is operator.getitem:
                 item = step.args[1]  # the next step is the operator that returned several views
                 continue
-            value = write_back(self.graph, step, base, value, item)
+            if step.target == aten.select.int and _is_stretched(base, step.args[1]):
+                within = value  # one of many that share their memory: all of them change
+                continue
+            if within is not None:
+                value = self.graph.call_function(aten.reshape_as.default, (value, base))
+                within = None
+            elif step.target == aten.detach.default and root is None:
+                value = _straight_through(self.graph, base, value)
+            else:
+                value = write_back(self.graph, step, base, value, item)
             value.meta, item = {**base.meta, **value.meta}, None
         target.base.value, target.base.version = value, target.base.version + 1
         if id(target.base) in self.placeholders:
             self.mutated[self.placeholders[id(target.base)]] = target.base
         if not target.path:
             target.value, target.version = value, target.base.version
-        self.env[node] = target
+
+    def mutate_several(self, node: fx.Node, function: Any, writes: dict[int, int]) -> None:
+        """An operator that returns values and writes to whole tensors: all become outputs."""
+        copy = self.graph.call_function(
+            function, map_arg(node.args, self.read), map_arg(node.kwargs, self.read)
+        )
+        copy.meta = dict(node.meta)
+        self.env[node] = _Alias(_Base(copy), (), copy)
+        for argument, output in writes.items():
+            target = node.args[argument]
+            if isinstance(target, fx.Node):
+                value = self.graph.call_function(operator.getitem, (copy, output))
+                value.meta = dict(target.meta)
+                self.write(self.env[target], value)
 
     def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
         """An in-place operator keeps the type of what it writes to: `int.add_(float)` stays int."""
@@ -163,6 +204,29 @@ class _Functionalizer:
         copy = self.graph.call_function(aten.to.dtype, (node, dtype))
         copy.meta = dict(node.meta)
         return copy
+
+
+def _is_stretched(node: fx.Node, dim: int) -> bool:
+    """Whether `node` is an expand whose elements along `dim` are one element in memory."""
+    if node.target != aten.expand.default:
+        return False
+    before, after = node.args[0].meta["val"].shape, node.meta["val"].shape
+    at = dim % len(after) - (len(after) - len(before))
+    return at < 0 or (before[at] == 1 and after[dim] != 1)
+
+
+def _straight_through(graph: fx.Graph, base: fx.Node, value: fx.Node) -> fx.Node:
+    """A write through `detach`: the new value, with the gradient of the old one.
+
+    `y.detach().mul_(2)` gives `y = detach(2 * y) + (y - detach(y))`.
+    """
+    call = graph.call_function
+    still = call(aten.detach.default, (base,))
+    difference = call(aten.sub.Tensor, (base, still))
+    total = call(aten.add.Tensor, (value, difference))
+    for node in (still, difference):
+        node.meta = dict(base.meta)
+    return total
 
 
 def _written_arguments(node: fx.Node) -> list[fx.Node]:

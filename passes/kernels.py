@@ -58,7 +58,9 @@ def per_sample_gradients(equation: str, one_hot: int | None, *factors: Tensor) -
 
 
 def gramian_of_jacobian(jacobian: Tensor, dtype: torch.dtype) -> Tensor:
-    """`J [k, ...]` gives `J Jᵀ [k, k]`."""
+    """`J [k, ...]` gives `Re(J Jᴴ) [k, k]`."""
+    if jacobian.is_complex():
+        jacobian = torch.view_as_real(jacobian.resolve_conj())
     rows = jacobian.reshape(jacobian.shape[0], -1).to(dtype)
     return rows @ rows.mT
 

@@ -9,9 +9,9 @@ import torch
 from torch import fx
 
 from passes.annotations import KEY, SampleAxis, facts, source_line
+from passes.emit import add_up, concatenate, emit_jacobian
 from passes.extract import extract
 from passes.factors import Contribution, Factors, Use
-from passes.kernels import per_sample_gradients
 from passes.operands import Emitter, NotFactored, Operands
 from passes.per_sample import PerSampleVJP, RegionPullback
 from passes.sites import Site, UseGroup
@@ -35,6 +35,9 @@ def lower(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     Raises: PassError "uncovered" naming every use that neither a rule nor the fallback covers.
     """
     lowering = _Lowering(gm, spec)
+    if spec.coupled:
+        facts(gm)["contributions"] = tuple(lowering.loss_by_loss(facts(gm)["groups"]))
+        return gm
     lowered, uncovered = [], []
     for group in facts(gm)["groups"]:
         if lowering.is_reached(group):
@@ -112,6 +115,26 @@ class _Lowering:
         module = RegionPullback(body, len(group.uses), len(rows))
         return self.call_module(group, module, operands, rows)
 
+    def loss_by_loss(self, groups: tuple[UseGroup, ...]) -> list[Contribution]:
+        """Take the per-loss gradients that the trace already holds, one for each use."""
+        *_, output = self.gm.graph.nodes
+        jacobians = output.args[0]["jacobians"]
+        found: dict[str, list[tuple[Use, fx.Node]]] = {}
+        for group in groups:
+            for node in group.uses:
+                if node.name in jacobians:
+                    use = self.use(node, group)
+                    key = use.parameter if self.spec.cross_terms else node.name
+                    found.setdefault(key, []).append((use, jacobians[node.name]))
+        if not found:
+            raise PassError("no parameter", "no trainable parameter reaches the losses")
+        contributions = []
+        for several in found.values():
+            total = add_up(self.emitter, [jacobian for _, jacobian in several])
+            uses = tuple(use for use, _ in several)
+            contributions.append(Contribution(uses, "losses", None, (total,)))
+        return contributions
+
     def add_uses(self, lowered: list[tuple[UseGroup, Contribution]]) -> list[Contribution]:
         """Add the uses of each parameter before they are squared: exact cross terms.
 
@@ -157,6 +180,8 @@ class _Lowering:
         """The factors at a site by its rule; None if the losses do not depend on its output."""
         if not self.site_is_reached(site.node):
             return None
+        if _is_complex(site.node) or _is_complex(site.operand):
+            raise NotFactored  # rules are written for real products
         argument, arguments = self.bind(site)
         rule = argument and self.spec.rules(site.node.target, argument)
         if not rule:
@@ -241,39 +266,6 @@ class _Lowering:
         return tuple(found)
 
 
-def emit_jacobian(emitter: Emitter, factors: Factors) -> fx.Node:
-    """Emit the per-sample gradients `[k, ...]` of a value from its factors."""
-    sizes = factors.sizes()
-    labels = "k" + factors.equation.split("->")[1]
-    val = factors.operands[-1].meta["val"].new_empty([sizes[label] for label in labels])
-    return emitter.call(
-        per_sample_gradients, factors.equation, factors.one_hot, *factors.operands, val=val
-    )
-
-
-def concatenate(emitter: Emitter, factors: list[Factors]) -> list[Factors]:
-    """Merge factors with equal labels along their positions: `s = s1 + s2 + ...`."""
-    alike: dict[tuple, list[Factors]] = {}
-    for one in factors:
-        alike.setdefault((one.equation, one.one_hot), []).append(one)
-    merged = []
-    for several in alike.values():
-        operands = [
-            parts[0] if len(parts) == 1 else emitter.call(aten.cat.default, list(parts), 1)
-            for parts in zip(*(f.operands for f in several))
-        ]
-        merged.append(replace(several[0], operands=tuple(operands)))
-    return merged
-
-
-def add_up(emitter: Emitter, nodes: list[fx.Node]) -> fx.Node:
-    """Sum of tensors of one shape."""
-    total = nodes[0]
-    for node in nodes[1:]:
-        total = emitter.call(aten.add.Tensor, total, node, val=total.meta["val"])
-    return total
-
-
 def _is_isometric(group: UseGroup) -> bool:
     """Whether the group is one use behind views alone, which keep inner products."""
     return len(group.uses) == 1 and all(_name(n) in _ISOMETRIES for n in group.region)
@@ -286,6 +278,10 @@ def _chain(group: UseGroup) -> tuple:
         plain = fx.node.map_arg((node.args, node.kwargs), lambda n: None)
         views.append((node.target, str(plain)))
     return tuple(views)
+
+
+def _is_complex(node: fx.Node) -> bool:
+    return any(t.is_complex() for t in tensors(node.meta["val"]))
 
 
 def _count(value: Any, node: fx.Node) -> int:

@@ -21,6 +21,12 @@ def _same(graph: fx.Graph, view: fx.Node, base: fx.Node, value: fx.Node) -> fx.N
     return value
 
 
+def _unstretched(graph: fx.Graph, view: fx.Node, base: fx.Node, value: fx.Node) -> fx.Node:
+    if view.meta["val"].shape != base.meta["val"].shape:
+        raise PassError("mutation", "a write through `expand` cannot be followed", (view,))
+    return value
+
+
 def _transposed(graph: fx.Graph, view: fx.Node, base: fx.Node, value: fx.Node) -> fx.Node:
     return graph.call_function(view.target, (value, *view.args[1:]))
 
@@ -45,6 +51,7 @@ _INVERSES: dict[str, Inverse] = {
     **dict.fromkeys(("alias", "detach", "contiguous", "to", "_to_copy"), _same),
     **dict.fromkeys(("transpose", "t", "swapaxes", "swapdims", "numpy_T", "mT"), _transposed),
     "permute": _permuted,
+    "expand": _unstretched,
     "select": _scattered(aten.select_scatter.default),
     "slice": _scattered(aten.slice_scatter.default),
     "diagonal": _scattered(aten.diagonal_scatter.default),

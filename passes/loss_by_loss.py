@@ -1,0 +1,71 @@
+"""Gradients of losses that share samples: one cotangent for each loss, batched."""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+from torch.fx.traceback import set_current_meta
+
+from passes.use import is_use
+
+
+class LossByLoss:
+    """Interpret the captured graph with a leaf for each use, and differentiate every loss.
+
+    Needs no sample axis and no rules: the backward of all m losses, batched over a leading dim,
+    gives `J_u [m, *parameter]` for each use u. Costs m times an ordinary backward.
+    """
+
+    def __init__(self, gm: fx.GraphModule):
+        self.gm = gm
+        self.env: dict[fx.Node, Any] = {}
+        self.leaves: dict[fx.Node, torch.Tensor] = {}
+
+    def run(self, *inputs: torch.Tensor) -> dict[str, Any]:
+        *arguments, seeds, weights = inputs
+        feed = iter(arguments)
+        for node in self.gm.graph.nodes:
+            with set_current_meta(node):
+                if node.op == "placeholder":
+                    self.env[node] = next(feed)
+                elif node.op == "output":
+                    results, mutated = map_arg(node.args[0], lambda n: self.env[n])
+                else:
+                    self.env[node] = self.node(node)
+        losses = results[0]
+        jacobians = self.jacobians(losses, seeds)
+        return {
+            "losses": losses,
+            "mutated": dict(mutated),
+            "values": {n.name: v for n, v in self.env.items()},
+            "cotangents": {},
+            "jacobians": {n.name: j for n, j in jacobians.items()},
+            "gradients": self.gradients(jacobians, weights.flatten()),
+        }
+
+    def node(self, node: fx.Node) -> Any:
+        if is_use(node):
+            self.leaves[node] = self.env[node.args[0]].detach().requires_grad_()
+            return self.leaves[node]
+        read = self.env.__getitem__
+        return node.target(*map_arg(node.args, read), **map_arg(node.kwargs, read))
+
+    def jacobians(self, losses: torch.Tensor, seeds: torch.Tensor) -> dict[fx.Node, Any]:
+        rows = torch.diag(seeds.flatten())
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="There is a performance drop")
+            found = torch.autograd.grad(
+                losses.flatten(), list(self.leaves.values()), rows,
+                is_grads_batched=True, allow_unused=True,
+            )  # fmt: skip
+        return {use: j for use, j in zip(self.leaves, found) if j is not None}
+
+    def gradients(self, jacobians: dict[fx.Node, Any], weights: torch.Tensor) -> dict[str, Any]:
+        total: dict[str, torch.Tensor] = {}
+        for use, jacobian in jacobians.items():
+            name, rows = use.args[0].name, jacobian.flatten(1)
+            grad = (weights.to(rows.dtype) @ rows).reshape(jacobian.shape[1:])
+            total[name] = total[name] + grad if name in total else grad
+        return total
