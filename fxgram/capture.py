@@ -7,6 +7,7 @@ import sympy
 import torch
 from torch import fx, nn
 from torch.export.graph_signature import InputKind
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from fxgram.batch import Batch
 from fxgram.errors import CaptureError
@@ -18,9 +19,9 @@ from fxgram.export import (
     serves,
     symbolic_len,
 )
-from fxgram.state import frozen_state, python_randomness_unused
+from fxgram.state import frozen_state, plain_attributes, python_randomness_unused
 from fxgram.wrapper import Wrapper
-from passes import Input
+from passes import Input, source_line
 
 # A size that hardly any other dim of a model has, so that no comparison of sizes confuses the two.
 _SAMPLE_COUNTS = (61, 67, 71, 73, 79, 83, 89, 97)
@@ -44,15 +45,37 @@ def capture(model: nn.Module, objective: Callable | None, batch: Batch) -> Captu
     """
     wrapper = Wrapper(model, objective, batch)
     with quiet(), frozen_state(model), python_randomness_unused(), symbolic_len():
-        if batch.size < 2:
-            program = export_static(wrapper, batch)
-        else:
-            seen = {n for t in (*batch.tensors, *model.parameters()) for n in t.shape}
-            usual = next((n for n in _SAMPLE_COUNTS if n not in seen), _SAMPLE_COUNTS[0])
-            program = export_symbolic(wrapper, batch, usual)
-            if not serves(program, batch):
-                program = export_symbolic(wrapper, batch, batch.size)
+        before = plain_attributes(model)
+        program = _export(wrapper, batch)
+        changed = [n for n, value in plain_attributes(model).items() if before.get(n) != value]
+        if changed and str(_export(wrapper, batch).graph) != str(program.graph):
+            raise CaptureError(
+                f"The forward changes {', '.join(changed)} and then computes something else on the "
+                "next call. Plain attributes are read when a program is compiled: keep what changes "
+                "in a buffer."
+            )
+    _refuse_values(program)
     return _bound(program, model, batch)
+
+
+def _export(wrapper: Wrapper, batch: Batch) -> torch.export.ExportedProgram:
+    if batch.size < 2:
+        return export_static(wrapper, batch)
+    seen = {n for t in (*batch.tensors, *wrapper.model.parameters()) for n in t.shape}
+    usual = next((n for n in _SAMPLE_COUNTS if n not in seen), _SAMPLE_COUNTS[0])
+    program = export_symbolic(wrapper, batch, usual)
+    return program if serves(program, batch) else export_symbolic(wrapper, batch, batch.size)
+
+
+def _refuse_values(program: torch.export.ExportedProgram) -> None:
+    """Raise if a size or a number was read from the values of a tensor."""
+    for node in program.graph.nodes:
+        if free_unbacked_symbols(node.meta.get("val")):
+            raise CaptureError(
+                "A size or a number is read from the values of a tensor, at "
+                f"{source_line(node)}. Use torch.where or a mask instead of `.item()` and boolean "
+                "indexing."
+            )
 
 
 def _bound(program: torch.export.ExportedProgram, model: nn.Module, batch: Batch) -> Captured:

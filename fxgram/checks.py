@@ -2,20 +2,19 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import fx, nn
 
 import passes
 from fxgram.batch import Batch
-from fxgram.diagnosis import describe
-from fxgram.errors import CoupledSamples, UnfaithfulCapture
+from fxgram.coupling import ROUNDING, coupling_operators, rows_scaled
+from fxgram.diagnosis import coupled_samples, describe
+from fxgram.errors import CaptureError, UnfaithfulCapture
 from fxgram.program import Program
 from fxgram.state import frozen_state
 from passes import SampleAxis
-
-# Largest difference that counts as rounding, relative to the largest value compared.
-_ROUNDING = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 
 
 def check(program: Program, model: nn.Module, objective: Callable | None, batch: Batch) -> None:
@@ -57,36 +56,17 @@ def _check_independence(program: Program, model: nn.Module, batch: Batch) -> Non
             losses, *plain = module.forward(*inputs, torch.ones_like(weights))
         with frozen_state(model):
             _, *weighted = module.forward(*inputs, weights)
-    tolerance = _ROUNDING[losses.dtype]
     columns = passes.loss_columns(weights, program.losses_axis)
     coupled = [
-        node
-        for (node, axis, column), one, other in zip(sites, plain, weighted)
-        if not _rows_scaled(one, other, columns[column], axis, tolerance)
+        place
+        for (place, axis, column), one, other in zip(sites, plain, weighted)
+        if not rows_scaled(one, other, columns[column], axis)
     ]
     if coupled:
-        first = coupled[0]
-        raise CoupledSamples(
-            "The losses of different samples depend on each other: the gradient of one loss "
-            f"reaches another sample's part of {first}"
-            + (f" and of {len(coupled) - 1} later operators" if len(coupled) > 1 else "")
-            + ". With batch_dim=0 every loss must depend on its own sample alone."
-        )
-
-
-def _rows_scaled(
-    one: torch.Tensor, other: torch.Tensor, weights: torch.Tensor, axis: SampleAxis, rtol: float
-) -> bool:
-    expected = passes.scale_rows(one, weights, axis)
-    parts = axis.outer, len(weights), axis.inner
-    rows = [
-        t.unflatten(axis.dim, parts).movedim(axis.dim + 1, 0).flatten(1).float()
-        for t in (expected, other)
-    ]
-    difference = (rows[0] - rows[1]).abs()
-    same_nan = rows[0].isnan() & rows[1].isnan() | (rows[0] == rows[1])
-    largest = rows[0].abs().nan_to_num().amax(1, keepdim=True) if rows[0].numel() else rows[0]
-    return bool((same_nan | (difference <= rtol * largest)).all())
+        with frozen_state(model, tensors=True):
+            named = coupling_operators(program, inputs, weights)
+        through = "; ".join(named[:3]) if named else f"operators behind {coupled[-1]}"
+        raise coupled_samples(through)
 
 
 def _cotangent_module(program: Program) -> tuple[fx.GraphModule, list[tuple[str, SampleAxis, int]]]:
@@ -122,12 +102,18 @@ def _check_faithful(
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     with frozen_state(model, tensors=True), _without_hooks(named.values()), torch.enable_grad():
         args, kwargs = batch.arguments(tuple(t.clone() for t in batch.tensors))
-        eager = model(*args, **kwargs) if objective is None else objective(model, *args, **kwargs)
-        weights = row_weights(eager.detach())
-        expected = torch.autograd.grad(eager, list(named.values()), weights, allow_unused=True)
+        try:
+            call = model if objective is None else partial(objective, model)
+            eager = call(*args, **kwargs)
+            weights = row_weights(eager.detach())
+            expected = torch.autograd.grad(eager, list(named.values()), weights, allow_unused=True)
+        except Exception as error:
+            raise CaptureError(
+                f"The eager model itself fails on this batch: {type(error).__name__}: {error}"
+            ) from error
     with frozen_state(model, tensors=True):
         losses, gradients = program.last.gradients(batch.tensors, weights)
-    tolerance = _ROUNDING[losses.dtype]
+    tolerance = ROUNDING[losses.dtype]
     if not _close(losses, eager.detach(), tolerance):
         raise UnfaithfulCapture(
             "The compiled program gives other losses than the eager model with the same random "

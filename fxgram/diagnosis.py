@@ -1,7 +1,9 @@
 """Say in the user's words what the passes found wrong."""
 
+import re
 from typing import NoReturn
 
+import torch
 from torch import fx
 
 from fxgram.capture import Captured
@@ -27,25 +29,39 @@ def describe(node: fx.Node) -> str:
     """`layer_norm of [K, 8] at model.py:12: self.norm(x)`."""
     name = getattr(node.target, "_opname", None) or str(node.target)
     value = node.meta.get("val")
-    shape = f" giving {list(value.shape)}" if hasattr(value, "shape") else ""
+    shape = f" giving {_sizes(value.shape)}" if isinstance(value, torch.Tensor) else ""
     return f"`{name}`{shape} at {source_line(node)}"
+
+
+def _readable(error: PassError) -> str:
+    return re.sub(r"\bs\d+\b", "K", str(error))
+
+
+def _sizes(shape: torch.Size) -> str:
+    """`[K, 4]`: the one symbol is the number of samples."""
+    return "[" + ", ".join(re.sub(r"\bs\d+\b", "K", str(size)) for size in shape) + "]"
 
 
 def _losses(error: PassError, captured: Captured) -> Exception:
     return InvalidLosses(
-        f"batch_dim=0 needs one floating-point loss per sample, but {error}. Return a tensor of "
+        f"batch_dim=0 needs one floating-point loss per sample, but {_readable(error)}. Return a tensor of "
         "shape [K]: use reduction='none' and average over the other dims, e.g. "
         "loss.flatten(1).mean(1)."
     )
 
 
-def _coupled(error: PassError, captured: Captured) -> Exception:
-    first = "; ".join(describe(n) for n in error.nodes[:3])
+def coupled_samples(through: str) -> CoupledSamples:
+    """The error for samples that depend on each other through the named operators."""
     return CoupledSamples(
-        f"The losses of different samples depend on each other through {first}. With batch_dim=0 "
+        f"The losses of different samples depend on each other through {through}. With batch_dim=0 "
         "every loss must depend on its own sample alone: put BatchNorm into eval mode or use "
-        "another norm, and average over the dims of a sample, not over the batch."
+        "another norm, and average over the dims of a sample, not over the batch. Losses that have "
+        "to share samples take batch_dim=None."
     )
+
+
+def _coupled(error: PassError, captured: Captured) -> Exception:
+    return coupled_samples("; ".join(describe(n) for n in error.nodes[:3]))
 
 
 def _uncovered(error: PassError, captured: Captured) -> Exception:

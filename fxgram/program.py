@@ -123,6 +123,9 @@ class Planned:
             losses, gramian, *rest = module.forward(*self.inputs(tensors))
             count = len(self._mutated)
             written, saved = rest[:count], rest[count:]
+            if count:
+                saved = _apart(saved, [tensors[at] if get is None else get()
+                                       for get, at in zip(self._mutated, self._mutated_batch)])  # fmt: skip
             if keep:
                 with torch.enable_grad():
                     losses = attach(losses, self._parts(saved))
@@ -149,6 +152,17 @@ class Planned:
             (part, [get() for get in parameters], [saved[at] for at in part.saved])
             for part, parameters in zip(self.partition.parts, self._parameters)
         )
+
+
+def _apart(saved: list[Any], written: list[torch.Tensor]) -> list[Any]:
+    """Copy saved values that share memory with a buffer which the step is about to write."""
+    storages = {t.untyped_storage().data_ptr() for t in written}
+    return [
+        v.clone()
+        if isinstance(v, torch.Tensor) and v.untyped_storage().data_ptr() in storages
+        else v
+        for v in saved
+    ]
 
 
 def _getter(model: nn.Module, captured: Captured, placeholder: str) -> Callable | None:

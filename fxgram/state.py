@@ -32,6 +32,16 @@ def frozen_state(model: nn.Module, tensors: bool = False) -> Iterator[None]:
                     buffer.copy_(value)
 
 
+def plain_attributes(model: nn.Module) -> dict[str, Any]:
+    """Numbers, strings and the like among the attributes of the modules, by full name."""
+    return {
+        f"{name}.{attribute}".lstrip("."): value
+        for name, module in model.named_modules()
+        for attribute, value in vars(module).items()
+        if isinstance(value, bool | int | float | complex | str | None)
+    }
+
+
 def _restore(now: dict[str, Any], before: dict[str, Any]) -> None:
     for name in [n for n in now if n not in before]:
         del now[name]

@@ -13,6 +13,7 @@ from fxgram.checks import check as check_program
 from fxgram.errors import CaptureError, InvalidArgument, InvalidBatch, InvalidLosses
 from fxgram.explain import Explanation, PassTable
 from fxgram.guards import Guard
+from fxgram.models import refuse_model, unwrapped
 from fxgram.program import Program
 
 _log = logging.getLogger("fxgram")
@@ -75,6 +76,7 @@ def compile(
     if objective is not None and not callable(objective):
         raise InvalidArgument(f"`objective` must be callable, not {type(objective).__name__}.")
     validate_batch_dim(batch_dim)
+    model = unwrapped(model)
     step = GramianStep(model, objective, batch_dim, bool(cross_terms), bool(check))
     if example is not None:
         step.prepare(*(example if isinstance(example, tuple | list) else (example,)))
@@ -175,8 +177,8 @@ class GramianStep:
             if program.serves(batch.size) and guard.holds():
                 break
         else:
-            guard = Guard(self._model, self._objective)
             program = self._compile(batch)
+            guard = Guard(self._model, self._objective)
             entries.append((guard, program))
         self._last = program
         program.last_samples = batch.size
@@ -185,6 +187,11 @@ class GramianStep:
     def _compile(self, batch: Batch) -> Program:
         kind = f"{batch.size} sample" + ("s (and any other number)" if batch.size > 1 else "")
         _log.info("compiling %s for %s", type(self._model).__name__, kind)
+        refuse_model(self._model)
+        with torch.inference_mode(False):
+            return self._compiled(batch)
+
+    def _compiled(self, batch: Batch) -> Program:
         captured = capture(self._model, self._objective, batch)
         program = Program(
             captured,

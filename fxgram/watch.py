@@ -1,29 +1,42 @@
 """Watch a forward while it is captured, for what a graph of operators cannot hold."""
 
+import pathlib
+import sys
+import traceback
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.fx.traceback
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules import module as module_registry
 from torch.overrides import TorchFunctionMode
 
 from fxgram.constants import UNKNOWN, Constants
 from fxgram.errors import CaptureError
+from fxgram.snapshot import objects_named
 
 _HOOKS = {"register_hook", "register_post_accumulate_grad_hook", "retain_grad"}
+_DERIVATIVES = {torch.autograd.grad, torch.Tensor.backward, torch.autograd.backward}
+_LOOPS = {torch.Tensor.__iter__, torch.Tensor.unbind, torch.unbind, torch.Tensor.tolist}
 
 
 class Watch(TorchFunctionMode):
     """Raise, by name, what would be lost: each item of §4 of the design that export drops.
 
     Custom `autograd.Function`s (export keeps their forward alone), tensor hooks (no node), foreign
-    tensors that require grad (become constants), derivatives inside of the objective.
+    tensors that require grad (become constants), derivatives inside of the objective. Also gives
+    every node the user's own lines as its stack trace.
     """
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, objective: Callable | None):
         super().__init__()
         _refuse_backward_hooks(model)
         self._constants = Constants()
+        self._parameters = {id(p): name for name, p in model.named_parameters()}
+        self._objective = objective
+        self.loop: str | None = None  # the last line that asked for the samples one by one
 
     def __enter__(self) -> "Watch":
         self._apply = torch.autograd.Function.__dict__["apply"]
@@ -54,7 +67,7 @@ class Watch(TorchFunctionMode):
                 "Register hooks on parameters outside of the forward, or write the change of the "
                 "gradient as an operator."
             )
-        if func in (torch.autograd.grad, torch.Tensor.backward, torch.autograd.backward):
+        if func in _DERIVATIVES:
             raise CaptureError(
                 "The objective differentiates inside (autograd.grad or backward); derivatives "
                 "inside of the objective are not supported yet."
@@ -67,6 +80,11 @@ class Watch(TorchFunctionMode):
         known = self._constants.read(func, args, kwargs)
         if known is not UNKNOWN:
             return known
+        frames = own_frames()
+        if frames:
+            torch.fx.traceback.set_stack_trace(traceback.format_list(frames))
+            if func in _LOOPS:
+                self.loop = line_of(frames[-1])
         result = func(*args, **kwargs)
         self._constants.follow(func, args, kwargs, result)
         return result
@@ -76,18 +94,63 @@ class Watch(TorchFunctionMode):
             tensor
         ):
             return
-        if type(tensor) in (torch.Tensor, nn.Parameter) and tensor.is_leaf:
+        if type(tensor) not in (torch.Tensor, nn.Parameter) or not tensor.is_leaf:
+            return
+        if id(tensor) in self._parameters:
+            name = self._parameters[id(tensor)]
             raise CaptureError(
-                f"The objective uses a tensor of shape {list(tensor.shape)} that requires grad and "
-                "belongs neither to `model` nor to the batch. Make it part of the model (put both "
-                "modules into one nn.ModuleDict, say), pass it in the batch, or detach it."
+                f"The objective uses the parameter `{name}` of the model through a reference of its "
+                f"own. Read it from the argument instead: model.{name}."
             )
+        raise CaptureError(
+            f"The objective uses {self._name(tensor)} of shape {list(tensor.shape)}, which requires "
+            "grad and belongs neither to `model` nor to the batch. Make it part of the model (put "
+            "both modules into one nn.ModuleDict, say), pass it in the batch, or detach it."
+        )
+
+    def _name(self, tensor: torch.Tensor) -> str:
+        """What the objective calls a tensor: `scale`, or `other.weight` for a module's parameter."""
+        for name, value in objects_named(self._objective):
+            if value is tensor:
+                return f"the tensor `{name}`"
+            if isinstance(value, nn.Module):
+                for inner, parameter in value.named_parameters():
+                    if parameter is tensor:
+                        return f"the parameter `{name}.{inner}`"
+        return "a tensor"
+
+
+def own_frames() -> list[traceback.FrameSummary]:
+    """Frames of the user's code that are running now, the innermost last."""
+    frames = []
+    frame = sys._getframe(2)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if path.endswith("fxgram/wrapper.py"):
+            break
+        if is_own(path):
+            frames.append(traceback.FrameSummary(path, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return frames[::-1]
+
+
+def is_own(path: str) -> bool:
+    """Whether a file is the user's, and neither PyTorch's nor fxgram's."""
+    path = path.replace("\\", "/")
+    return not path.startswith("<") and not any(part in path for part in _NOT_OWN)
+
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent.as_posix()
+_NOT_OWN = ("/torch/", f"{_ROOT}/fxgram/", f"{_ROOT}/passes/")
+
+
+def line_of(frame: traceback.FrameSummary) -> str:
+    """`model.py:12: self.norm(x)`."""
+    return f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}: {frame.line}"
 
 
 def _refuse_backward_hooks(model: nn.Module) -> None:
-    import torch.nn.modules.module as registry
-
-    if registry._global_backward_hooks or registry._global_backward_pre_hooks:
+    if module_registry._global_backward_hooks or module_registry._global_backward_pre_hooks:
         raise CaptureError(
             "Global module backward hooks are set; fxgram cannot keep them: remove them."
         )

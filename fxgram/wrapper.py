@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fxgram.batch import Batch
-from fxgram.errors import CaptureError
+from fxgram.errors import CaptureError, InvalidLosses
 from fxgram.watch import Watch
 
 
@@ -17,29 +17,42 @@ class Wrapper(nn.Module):
     def __init__(self, model: nn.Module, objective: Callable | None, batch: Batch):
         super().__init__()
         self.model = model
-        self._objective, self._batch = objective, batch
         self.training = model.training
+        self.watch = Watch(model, objective)
+        self._objective, self._batch = objective, batch
 
-    def forward(self, *tensors: torch.Tensor) -> Any:
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
         args, kwargs = self._batch.arguments(tensors)
-        buffers = [(m._buffers, dict(m._buffers)) for m in self.model.modules()]
-        attributes = [(m, _tensor_attributes(m)) for m in self.model.modules()]
-        with Watch(self.model):
+        tables = [(m._buffers, dict(m._buffers)) for m in self.model.modules()]
+        attributes = [(m, _tensors(vars(m))) for m in self.model.modules()]
+        parameters = [(m, _tensors(m._parameters)) for m in self.model.modules()]
+        with self.watch:
             if self._objective is None:
                 losses = self.model(*args, **kwargs)
             else:
                 losses = self._objective(self.model, *args, **kwargs)
-        for table, before in buffers:
+        for table, before in tables:
             _write_assigned(table, before)
         for module, before in attributes:
-            _refuse_assigned(module, before)
+            _refuse_assigned(module, vars(module), before)
+        for module, before in parameters:
+            _refuse_assigned(module, module._parameters, before)
+        if not isinstance(losses, torch.Tensor):
+            raise InvalidLosses(
+                f"The objective returned {_described(losses)} instead of a tensor of losses: return "
+                "one tensor, stacked or concatenated."
+            )
         return losses
+
+
+def _described(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _write_assigned(table: dict[str, Any], before: dict[str, Any]) -> None:
     """Turn `self.buffer = new` into `self.buffer.copy_(new)`, which a graph can hold."""
     for name, old in before.items():
-        new = table[name]
+        new = table.get(name)
         if new is old:
             continue
         if old is None or new is None or old.shape != new.shape or old.dtype != new.dtype:
@@ -51,16 +64,15 @@ def _write_assigned(table: dict[str, Any], before: dict[str, Any]) -> None:
         table[name] = old
 
 
-def _tensor_attributes(module: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: value for name, value in vars(module).items() if isinstance(value, torch.Tensor)}
+def _tensors(table: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in table.items() if isinstance(value, torch.Tensor)}
 
 
-def _refuse_assigned(module: nn.Module, before: dict[str, torch.Tensor]) -> None:
-    after = _tensor_attributes(module)
-    changed = [name for name, value in after.items() if before.get(name) is not value]
+def _refuse_assigned(module: nn.Module, table: dict[str, Any], before: dict[str, Any]) -> None:
+    changed = [name for name, value in _tensors(table).items() if before.get(name) is not value]
     if changed:
         raise CaptureError(
             f"The forward of {type(module).__name__} assigns tensors to attributes: "
             f"{', '.join(changed)}. A compiled step would not: return them, or register buffers of "
-            "the same shape (self.register_buffer) and assign these."
+            "the same shape (self.register_buffer) and assign these; make parameters in __init__."
         )

@@ -58,7 +58,7 @@ def source_line(node: fx.Node) -> str:
             number = parts[2].split("line ")[1].split(",")[0] if "line " in parts[2] else "?"
             code = lines[at + 1].strip() if at + 1 < len(lines) else ""
             frames.append((parts[1], number, code))
-    own = [f for f in frames if "/torch/" not in f[0] and "/fxgram/" not in f[0]] or frames
+    own = [f for f in frames if "/torch/" not in f[0]] or frames
     if not own:
         return "unknown line"
     path, number, code = own[-1]

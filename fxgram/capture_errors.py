@@ -1,0 +1,51 @@
+"""Say in the user's words why a forward could not be captured."""
+
+import traceback
+
+from fxgram.errors import CaptureError
+from fxgram.watch import is_own, line_of
+
+_SIZES = (
+    "Write sizes as len(x) or x.shape[0] rather than as numbers, and avoid loops over the samples"
+)
+
+
+def user_line(error: BaseException) -> str | None:
+    """`file:line: code` of the innermost frame of the user's own code in a traceback."""
+    own = [f for f in traceback.extract_tb(error.__traceback__) if is_own(f.filename)]
+    return line_of(own[-1]) if own else None
+
+
+def explained(error: Exception, loop: str | None, stand_ins: int | None) -> CaptureError:
+    """The error to raise for what export objects to.
+
+    `loop` is the last line that took samples one by one; `stand_ins` the number of samples that the
+    capture pretended to have.
+    """
+    text, line = str(error), user_line(error)
+    first = text.splitlines()[0] if text else ""
+    at = f" at {line}" if line else ""
+    if "specialized it to be a constant" in text or "Constraints violated" in text:
+        seen = f" (the last line that took them one by one is {loop})" if loop else at
+        reasons = " ".join(text.splitlines()[1:2]).strip(" -")
+        return CaptureError(
+            "The model or objective fixes the batch size, or behaves differently for different "
+            f"batch sizes. {_SIZES}{seen} and `if` on the batch size. PyTorch says: {reasons}"
+        )
+    if "DataDependent" in type(error).__name__ or "data-dependent" in text:
+        return CaptureError(
+            f"Control flow or a size depends on the values of a tensor{at}. Use torch.where or a "
+            f"mask instead of `if`, `.item()` and boolean indexing. PyTorch says: {first}"
+        )
+    if "fake tensor in the exported program constant" in text:
+        return CaptureError(
+            f"The forward reads the data of a tensor behind autograd's back{at}, with `.data` for "
+            "example: use .detach() instead."
+        )
+    message = f"The model or objective could not be captured{at}: {type(error).__name__}: {first}"
+    if stand_ins is not None and str(stand_ins) in text:
+        message += (
+            f". The capture pretends to have {stand_ins} samples, so a size written as a number "
+            f"does not fit. {_SIZES}."
+        )
+    return CaptureError(message)
