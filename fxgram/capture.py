@@ -19,7 +19,12 @@ from fxgram.export import (
     serves,
     symbolic_len,
 )
-from fxgram.state import frozen_state, plain_attributes, python_randomness_unused
+from fxgram.state import (
+    frozen_state,
+    plain_attributes,
+    python_randomness_unused,
+    set_attributes,
+)
 from fxgram.wrapper import Wrapper
 from passes import Input, source_line
 
@@ -47,13 +52,16 @@ def capture(model: nn.Module, objective: Callable | None, batch: Batch) -> Captu
     with quiet(), frozen_state(model), python_randomness_unused(), symbolic_len():
         before = plain_attributes(model)
         program = _export(wrapper, batch)
-        changed = [n for n, value in plain_attributes(model).items() if before.get(n) != value]
-        if changed and str(_export(wrapper, batch).graph) != str(program.graph):
-            raise CaptureError(
-                f"The forward changes {', '.join(changed)} and then computes something else on the "
-                "next call. Plain attributes are read when a program is compiled: keep what changes "
-                "in a buffer."
-            )
+        after = wrapper.watch.plain_after.items()
+        changed = {n: value for n, value in after if before.get(n, value) != value}
+        if changed:
+            set_attributes(model, changed)
+            if str(_export(wrapper, batch).graph) != str(program.graph):
+                raise CaptureError(
+                    f"The forward changes {', '.join(changed)} and then computes something else on "
+                    "the next call. Plain attributes are read when a program is compiled: keep "
+                    "what changes in a buffer."
+                )
     _refuse_values(program)
     return _bound(program, model, batch)
 

@@ -1,5 +1,6 @@
 """Say in the user's words why a forward could not be captured."""
 
+import re
 import traceback
 
 from fxgram.errors import CaptureError
@@ -43,9 +44,9 @@ def explained(error: Exception, loop: str | None, stand_ins: int | None) -> Capt
             "example: use .detach() instead."
         )
     message = f"The model or objective could not be captured{at}: {type(error).__name__}: {first}"
-    if stand_ins is not None and str(stand_ins) in text:
+    if stand_ins is not None and re.search(rf"\bs\d+\b|\b{stand_ins}\b", text):
         message += (
-            f". The capture pretends to have {stand_ins} samples, so a size written as a number "
-            f"does not fit. {_SIZES}."
+            ". The batch size is a symbol while the forward is captured (with a stand-in of "
+            f"{stand_ins} samples), so a size written as a number does not fit. {_SIZES}."
         )
     return CaptureError(message)

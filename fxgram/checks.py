@@ -53,7 +53,7 @@ def _check_independence(program: Program, model: nn.Module, batch: Batch) -> Non
     with torch.no_grad():
         weights = row_weights(program.losses_like(batch.size))
         with frozen_state(model):
-            losses, *plain = module.forward(*inputs, torch.ones_like(weights))
+            _, *plain = module.forward(*inputs, torch.ones_like(weights))
         with frozen_state(model):
             _, *weighted = module.forward(*inputs, weights)
     columns = passes.loss_columns(weights, program.losses_axis)

@@ -7,7 +7,7 @@ from torch import fx
 
 from fxgram.diagnosis import describe
 from fxgram.program import Program
-from passes import SampleAxis, differentiable_axes, loss_columns, scale_rows
+from passes import SampleAxis, differentiable_axes, loss_columns, note, scale_rows
 
 # Largest difference that counts as rounding, relative to the largest value of a sample.
 ROUNDING = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
@@ -57,10 +57,8 @@ def coupling_operators(
             continue
         if not rows_scaled(one, other, columns[0], axes[0]):
             mixed.add(node)
-    ends = [
-        user for n in mixed for user in n.users if user in recorder.values and user not in mixed
-    ]
-    return [describe(node) for node in dict.fromkeys(ends)]
+    ends = {user for n in mixed for user in n.users if note(user).grad and user not in mixed}
+    return [describe(node) for node in program.sited.nodes if node in ends]
 
 
 class _Recorder(fx.Interpreter):

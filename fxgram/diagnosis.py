@@ -44,8 +44,8 @@ def _sizes(shape: torch.Size) -> str:
 
 def _losses(error: PassError, captured: Captured) -> Exception:
     return InvalidLosses(
-        f"batch_dim=0 needs one floating-point loss per sample, but {_readable(error)}. Return a tensor of "
-        "shape [K]: use reduction='none' and average over the other dims, e.g. "
+        f"batch_dim=0 needs one floating-point loss per sample, but {_readable(error)}. Return a "
+        "tensor of shape [K]: use reduction='none' and average over the other dims, e.g. "
         "loss.flatten(1).mean(1)."
     )
 

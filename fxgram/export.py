@@ -59,9 +59,9 @@ def export_symbolic(wrapper: Wrapper, batch: Batch, count: int) -> Any:
 
 def sample_range(program: Any) -> tuple[int, int]:
     """The numbers of samples that an exported program holds for."""
-    # Other symbols are values read from tensors, which capture refuses.
+    # Symbols of other kinds are values read from tensors, which capture refuses.
     found = next(
-        (r for s, r in program.range_constraints.items() if not str(s).startswith("u")), None
+        (r for s, r in program.range_constraints.items() if re.fullmatch(r"s\d+", str(s))), None
     )
     if found is None:
         return 2, sys.maxsize

@@ -9,8 +9,10 @@ from torch import nn
 from fxgram.snapshot import plain_values
 
 # Fields of a module that hold what is looked up by name, or that no forward reads.
-_TABLES = {"_parameters", "_buffers", "_modules", "training", "_forward_hooks", "_forward_pre_hooks",
-           "_backward_hooks", "_backward_pre_hooks"}  # fmt: skip
+_TABLES = {
+    "_parameters", "_buffers", "_modules", "training", "_forward_hooks", "_forward_pre_hooks",
+    "_backward_hooks", "_backward_pre_hooks",
+}  # fmt: skip
 
 
 class Guard:

@@ -32,8 +32,8 @@ def refuse_model(model: nn.Module) -> None:
     lazy = [n for n, t in tensors if isinstance(t, UninitializedParameter | UninitializedBuffer)]
     if lazy:
         raise InvalidArgument(
-            f"Lazy modules are not initialised yet ({', '.join(lazy[:5])}): run the model once on a "
-            "batch before the step."
+            f"Lazy modules are not initialised yet ({', '.join(lazy[:5])}): run the model once on "
+            "a batch before the step."
         )
     meta = [n for n, t in tensors if t.is_meta]
     if meta:

@@ -123,14 +123,17 @@ class Planned:
             losses, gramian, *rest = module.forward(*self.inputs(tensors))
             count = len(self._mutated)
             written, saved = rest[:count], rest[count:]
-            if count:
-                saved = _apart(saved, [tensors[at] if get is None else get()
-                                       for get, at in zip(self._mutated, self._mutated_batch)])  # fmt: skip
+            targets = [
+                tensors[at] if get is None else get()
+                for get, at in zip(self._mutated, self._mutated_batch)
+            ]
+            if targets:
+                saved = _apart(saved, targets)
             if keep:
                 with torch.enable_grad():
                     losses = attach(losses, self._parts(saved))
-            for get, at, value in zip(self._mutated, self._mutated_batch, written):
-                (tensors[at] if get is None else get()).copy_(value)
+            for target, value in zip(targets, written):
+                target.copy_(value)
         return losses, gramian
 
     def inputs(self, tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:

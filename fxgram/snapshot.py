@@ -12,7 +12,7 @@ _PLAIN = (
     bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size,
     torch.memory_format, torch.layout,
 )  # fmt: skip
-_OPAQUE = (torch.Tensor, nn.Module, type, types.ModuleType, torch.Generator)
+_OPAQUE = (torch.Tensor, nn.Module, types.ModuleType, torch.Generator)
 _DEPTH = 6
 
 
@@ -24,6 +24,9 @@ def plain_values(value: Any, seen: set[int], depth: int = 0) -> Iterator[Any]:
     """
     if isinstance(value, _PLAIN):
         yield value
+        return
+    if isinstance(value, types.BuiltinFunctionType | type):
+        yield id(value)
         return
     if isinstance(value, _OPAQUE) or id(value) in seen or depth > _DEPTH:
         return

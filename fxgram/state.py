@@ -42,6 +42,13 @@ def plain_attributes(model: nn.Module) -> dict[str, Any]:
     }
 
 
+def set_attributes(model: nn.Module, values: dict[str, Any]) -> None:
+    """Set attributes by full name."""
+    for name, value in values.items():
+        path, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(path), attribute, value)
+
+
 def _restore(now: dict[str, Any], before: dict[str, Any]) -> None:
     for name in [n for n in now if n not in before]:
         del now[name]

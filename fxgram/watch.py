@@ -37,6 +37,7 @@ class Watch(TorchFunctionMode):
         self._parameters = {id(p): name for name, p in model.named_parameters()}
         self._objective = objective
         self.loop: str | None = None  # the last line that asked for the samples one by one
+        self.plain_after: dict[str, Any] = {}  # attributes as the forward left them
 
     def __enter__(self) -> "Watch":
         self._apply = torch.autograd.Function.__dict__["apply"]
@@ -99,17 +100,18 @@ class Watch(TorchFunctionMode):
         if id(tensor) in self._parameters:
             name = self._parameters[id(tensor)]
             raise CaptureError(
-                f"The objective uses the parameter `{name}` of the model through a reference of its "
-                f"own. Read it from the argument instead: model.{name}."
+                f"The objective uses the parameter `{name}` of the model through a reference of "
+                f"its own. Read it from the argument instead: model.{name}."
             )
         raise CaptureError(
-            f"The objective uses {self._name(tensor)} of shape {list(tensor.shape)}, which requires "
-            "grad and belongs neither to `model` nor to the batch. Make it part of the model (put "
-            "both modules into one nn.ModuleDict, say), pass it in the batch, or detach it."
+            f"The objective uses {self._name(tensor)} of shape {list(tensor.shape)}, which "
+            "requires grad and belongs neither to `model` nor to the batch. Make it part of the "
+            "model (put both modules into one nn.ModuleDict, say), pass it in the batch, or "
+            "detach it."
         )
 
     def _name(self, tensor: torch.Tensor) -> str:
-        """What the objective calls a tensor: `scale`, or `other.weight` for a module's parameter."""
+        """What the objective calls a tensor: `scale`, or `other.weight` of a module."""
         for name, value in objects_named(self._objective):
             if value is tensor:
                 return f"the tensor `{name}`"

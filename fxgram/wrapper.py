@@ -8,6 +8,7 @@ from torch import nn
 
 from fxgram.batch import Batch
 from fxgram.errors import CaptureError, InvalidLosses
+from fxgram.state import plain_attributes
 from fxgram.watch import Watch
 
 
@@ -31,6 +32,7 @@ class Wrapper(nn.Module):
                 losses = self.model(*args, **kwargs)
             else:
                 losses = self._objective(self.model, *args, **kwargs)
+        self.watch.plain_after = plain_attributes(self.model)
         for table, before in tables:
             _write_assigned(table, before)
         for module, before in attributes:
@@ -39,14 +41,16 @@ class Wrapper(nn.Module):
             _refuse_assigned(module, module._parameters, before)
         if not isinstance(losses, torch.Tensor):
             raise InvalidLosses(
-                f"The objective returned {_described(losses)} instead of a tensor of losses: return "
-                "one tensor, stacked or concatenated."
+                f"The objective returned {_described(losses)} instead of a tensor of losses (with "
+                "batch_dim=0 one for each sample, [K]): return one tensor, stacked or concatenated."
             )
         return losses
 
 
 def _described(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+    if value is None or isinstance(value, bool | int | float):
+        return repr(value)
+    return f"a {type(value).__name__}"
 
 
 def _write_assigned(table: dict[str, Any], before: dict[str, Any]) -> None:

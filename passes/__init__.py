@@ -2,6 +2,7 @@
 
 from passes.annotations import SampleAxis as SampleAxis
 from passes.annotations import facts as facts
+from passes.annotations import note as note
 from passes.annotations import source_line as source_line
 from passes.batch_axes import batch_axes
 from passes.canonicalize import canonicalize

@@ -104,7 +104,7 @@ def test_shared_argument(model):
         (({"x": 1}, [0]), lambda x, y: ({"x": x.t()}, [y])),
         (({"x": 0}, -1), lambda x, y: ({"x": x}, [y.t()])),
     ],
-    ids=str,
+    ids=["other", "last", "each", "nested", "nested_last"],
 )
 def test_samples_on_other_dims(model, batch_dim, wrap):
     def rows(value, dim):

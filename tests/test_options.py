@@ -30,7 +30,6 @@ RESERVED = {
     "accumulate_dtype": torch.float64,
     "backend": "inductor",
     "group": object(),
-    "batch_dim": None,
 }
 
 
