@@ -16,6 +16,11 @@ _OPAQUE = (torch.Tensor, nn.Module, types.ModuleType, torch.Generator)
 _DEPTH = 6
 
 
+def is_plain(value: Any) -> bool:
+    """Whether a value cannot change inside, or is none that a snapshot looks into."""
+    return isinstance(value, (*_PLAIN, *_OPAQUE))
+
+
 def plain_values(value: Any, seen: set[int], depth: int = 0) -> Iterator[Any]:
     """Yield the plain values in containers, configurations and functions, each object once.
 

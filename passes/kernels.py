@@ -65,6 +65,14 @@ def gramian_of_jacobian(jacobian: Tensor, dtype: torch.dtype) -> Tensor:
     return rows @ rows.mT
 
 
+def _gramian_of_rows(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """Pairs of `[k, s, ...]` and `[k, s, ...]` that share no label of the parameter."""
+    k, s = a.shape[:2]
+    rows = [factor.reshape(k * s, -1).to(dtype) for factor in (a, b)]
+    product = (rows[0] @ rows[0].mT) * (rows[1] @ rows[1].mT)
+    return product if s == 1 else product.view(k, s, k, s).sum((1, 3))
+
+
 def gramian_of_pairs(
     equation: str, one_hot: int | None, dtype: torch.dtype, *factors: Tensor
 ) -> Tensor:
@@ -74,6 +82,8 @@ def gramian_of_pairs(
     """
     inputs, result = equation.split("->")
     terms = inputs.split(",")
+    if one_hot is None and len(terms) == 2 and len(result) == len(terms[0] + terms[1]) - 4:
+        return _gramian_of_rows(*factors, dtype)
     shared = {label for label in result if sum(label in term for term in terms) > 1}
     mirror = str.maketrans("ks", "lt")
     product, labels = None, ""
