@@ -37,5 +37,9 @@ class UncoveredUse(FxgramError, NotImplementedError):
     """A use of a parameter is covered neither by a rule nor by the fallback."""
 
 
+class WrongRule(FxgramError, ValueError):
+    """A rule disagrees with the backward of its operator, or does not apply to the example."""
+
+
 class UnsupportedBackward(FxgramError, RuntimeError):
     """Backward through the losses was asked for something it cannot do, `create_graph=True` say."""
