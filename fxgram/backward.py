@@ -18,6 +18,8 @@ def attach(
     Each part comes with its parameters and its saved values. A part is a node of its own, whose
     gradients are accumulated, and whose saved values are freed, before the next one runs.
     """
+    if losses._is_view():
+        losses = losses.clone()  # users may change losses in place
     ends = [_Part.apply(losses, part, saved, *parameters) for part, parameters, saved in parts]
     return _Losses.apply([losses], *ends)
 

@@ -57,7 +57,8 @@ class Batch:
             else (t.dtype, t.device, d, *t.shape[:d], *t.shape[d + 1 :])
             for t, d in zip(self.tensors, self.dims)
         )
-        return size, metas, tuple((type(p), p) for p in self.plain), self.tree
+        plain = tuple((type(p), p if p == p else "nan") for p in self.plain)
+        return size, metas, plain, self.tree
 
 
 def flatten(args: tuple, kwargs: dict[str, Any], batch_dim: Any) -> Batch:
@@ -123,7 +124,8 @@ def _name(path: tuple) -> str:
 
 def _dims(batch_dim: Any, args: tuple, kwargs: dict[str, Any]) -> list[int | None]:
     """The batch dim of every leaf; a tree of dims may end above the leaves, as vmap's in_dims."""
-    keywords = [None if batch_dim is None else 0] * tree_structure(kwargs).num_leaves
+    shared = batch_dim if isinstance(batch_dim, int | None) else 0
+    keywords = [shared] * tree_structure(kwargs).num_leaves
     if isinstance(batch_dim, int) or batch_dim is None:
         return [batch_dim] * tree_structure(args).num_leaves + keywords
     if not isinstance(batch_dim, tuple | list) or len(batch_dim) != len(args):

@@ -32,6 +32,9 @@ from passes import Input, source_line
 _SAMPLE_COUNTS = (61, 67, 71, 73, 79, 83, 89, 97)
 
 
+_SIZED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
 @dataclass(frozen=True)
 class Captured:
     """The graph of one forward: placeholders are parameters, buffers, constants, then the batch."""
@@ -78,7 +81,8 @@ def _export(wrapper: Wrapper, batch: Batch) -> torch.export.ExportedProgram:
 def _refuse_values(program: torch.export.ExportedProgram) -> None:
     """Raise if a size or a number was read from the values of a tensor."""
     for node in program.graph.nodes:
-        if free_unbacked_symbols(node.meta.get("val")):
+        values = torch.utils._pytree.tree_leaves(node.meta.get("val"))
+        if any(free_unbacked_symbols(v) for v in values if isinstance(v, _SIZED)):
             raise CaptureError(
                 "A size or a number is read from the values of a tensor, at "
                 f"{source_line(node)}. Use torch.where or a mask instead of `.item()` and boolean "

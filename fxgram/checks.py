@@ -30,20 +30,22 @@ def check(program: Program, model: nn.Module, objective: Callable | None, batch:
     _check_faithful(program, model, objective, batch)
 
 
-def row_weights(like: torch.Tensor) -> torch.Tensor:
+def row_weights(like: torch.Tensor) -> list[torch.Tensor]:
     """Weights like these losses, plus or minus powers of two: multiplying by them does not round.
 
-    They come from a generator of their own, different for neighbours and for most pairs.
+    Of the several that are returned, some tell any two rows apart: they are the digits of the row
+    number, through a permutation of the levels.
     """
-    count = like.numel()
-    generator = torch.Generator().manual_seed(count)
     wide = torch.finfo(like.dtype).bits > 16
     powers = torch.arange(-6, 7) if wide else torch.arange(-2, 3)
     levels = torch.cat([2.0**powers, -(2.0**powers)])
-    rounds = -(-count // len(levels))
-    picks = [levels[torch.randperm(len(levels), generator=generator)] for _ in range(rounds)]
-    flat = torch.cat(picks)[:count] if picks else torch.empty(0)
-    return flat.to(device=like.device, dtype=like.dtype).reshape(like.shape)
+    levels = levels[torch.randperm(len(levels), generator=torch.Generator().manual_seed(0))]
+    numbers, found = torch.arange(like.numel()), []
+    while not found or numbers.any():
+        flat = levels[numbers % len(levels)]
+        found.append(flat.to(device=like.device, dtype=like.dtype).reshape(like.shape))
+        numbers = numbers // len(levels)
+    return found
 
 
 def _check_independence(program: Program, model: nn.Module, batch: Batch) -> None:
@@ -51,11 +53,25 @@ def _check_independence(program: Program, model: nn.Module, batch: Batch) -> Non
     module, sites = _cotangent_module(program)
     inputs = program.last.inputs(batch.tensors)
     with torch.no_grad():
-        weights = row_weights(program.losses_like(batch.size))
+        every = row_weights(program.losses_like(batch.size))
         with frozen_state(model):
-            _, *plain = module.forward(*inputs, torch.ones_like(weights))
-        with frozen_state(model):
-            _, *weighted = module.forward(*inputs, weights)
+            _, *plain = module.forward(*inputs, torch.ones_like(every[0]))
+        for weights in every:
+            with frozen_state(model):
+                _, *weighted = module.forward(*inputs, weights)
+            _compare_rows(program, model, inputs, sites, plain, weighted, weights)
+
+
+def _compare_rows(
+    program: Program,
+    model: nn.Module,
+    inputs: list[torch.Tensor],
+    sites: list[tuple[str, SampleAxis, int]],
+    plain: list[torch.Tensor],
+    weighted: list[torch.Tensor],
+    weights: torch.Tensor,
+) -> None:
+    """Raise CoupledSamples unless the cotangents under `weights` are the plain ones, scaled."""
     columns = passes.loss_columns(weights, program.losses_axis)
     coupled = [
         place
@@ -101,18 +117,25 @@ def _check_faithful(
     """Losses and a randomly weighted gradient against plain autograd of the eager model."""
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     with frozen_state(model, tensors=True), _without_hooks(named.values()), torch.enable_grad():
-        args, kwargs = batch.arguments(tuple(t.clone() for t in batch.tensors))
+        args, kwargs = batch.arguments(_clones(batch.tensors))
         try:
             call = model if objective is None else partial(objective, model)
             eager = call(*args, **kwargs)
-            weights = row_weights(eager.detach())
+            weights = row_weights(eager.detach())[0]
             expected = torch.autograd.grad(eager, list(named.values()), weights, allow_unused=True)
         except Exception as error:
             raise CaptureError(
                 f"The eager model itself fails on this batch: {type(error).__name__}: {error}"
             ) from error
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with frozen_state(model, tensors=True):
-        losses, gradients = program.last.gradients(batch.tensors, weights)
+        losses, gradients = program.last.gradients(_clones(batch.tensors), weights)
+        stale = [n for n, b in model.named_buffers() if not _close(b, buffers[n], 1e-3)]
+    if stale:
+        raise UnfaithfulCapture(
+            f"The compiled program leaves other values in the buffers {', '.join(stale[:5])} than "
+            "the eager model."
+        )
     tolerance = ROUNDING[losses.dtype]
     if not _close(losses, eager.detach(), tolerance):
         raise UnfaithfulCapture(
@@ -140,7 +163,15 @@ def _check_faithful(
         )
 
 
+def _clones(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Copies of tensors; those that are one object stay one."""
+    copies = {id(t): t.clone() for t in tensors}
+    return tuple(copies[id(t)] for t in tensors)
+
+
 def _close(a: torch.Tensor, b: torch.Tensor, rtol: float, atol: float = 0.0) -> bool:
+    if not (b.is_floating_point() or b.is_complex()):
+        return torch.equal(a, b)
     if a.shape != b.shape:
         return False
     if not a.numel():

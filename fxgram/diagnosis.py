@@ -25,6 +25,15 @@ def raise_for(error: PassError, captured: Captured) -> NoReturn:
     raise _DIAGNOSES[error.kind](error, captured) from None
 
 
+def untraceable(error: Exception) -> CaptureError:
+    """The error for an operator that PyTorch cannot run, or differentiate, on symbolic sizes."""
+    first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    return CaptureError(
+        f"PyTorch cannot trace the backward of this forward: {type(error).__name__}: {first}. "
+        "Replace the operator, or write it with others."
+    )
+
+
 def describe(node: fx.Node) -> str:
     """`layer_norm of [K, 8] at model.py:12: self.norm(x)`."""
     name = getattr(node.target, "_opname", None) or str(node.target)

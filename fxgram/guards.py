@@ -7,25 +7,32 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxgram.snapshot import is_plain, plain_values
+from fxgram.snapshot import attributes, class_names, is_plain, objective_names, read_values
 
-# What every module has; of it, the hooks matter, and tensors and children are compared one by one.
-_INTERNAL = {name for name in vars(nn.Module()) if name != "training"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_MISSING = object()
+
+
+def _mentioned(modules: tuple[nn.Module, ...], objective: Callable | None) -> frozenset[str] | None:
+    """Attributes that the code of the modules and of the objective can read; None: any."""
+    found = [class_names(kind) for kind in {type(m) for m in modules}]
+    found.append(objective_names(objective))
+    return None if None in found else frozenset().union(*(f for f in found if f is not None))
 
 
 class Guard:
     """A snapshot of the model and the objective; `holds()` says whether a program still fits.
 
-    Covers the module tree, training flags, plain values in attributes (in containers and
-    configurations as well), hooks, dtype, device, shape and requires_grad of parameters and
-    buffers, which parameters are tied, and plain values that the objective reaches. Tensors are
-    looked up anew on each call and may be replaced.
+    Covers the module tree, training flags, attributes that some method or the objective mentions
+    (plain values, also inside of containers and configurations), hooks, dtype, device, shape and
+    requires_grad of parameters and buffers, which parameters are tied, and what the objective
+    reaches. The model's tensors are looked up anew on each call and may be replaced.
     """
 
     def __init__(self, model: nn.Module, objective: Callable | None):
         self._objective = objective
         self._modules = tuple(model.modules())
+        self._names = _mentioned(self._modules, objective)
         self._snapshot = self._read()
         self._remember()
 
@@ -40,29 +47,30 @@ class Guard:
 
     def _remember(self) -> None:
         """Note the objects themselves: as long as they are the same, most need no look inside."""
-        self._fields = [(vars(m), tuple(vars(m).values())) for m in self._modules]
+        self._fields, self._deep = [], []
+        for module in self._modules:
+            fields = vars(module)
+            names = attributes(module, self._names)
+            self._fields.append((fields, len(fields), [(n, fields[n]) for n in names]))
+            self._deep += [fields[n] for n in names if not is_plain(fields[n])]
         tables = [vars(m)[name] for m in self._modules for name in ("_modules", *_HOOKS)]
         self._tables = [(table, tuple(table.values())) for table in tables]
-        self._deep = [
-            value
-            for fields, values in self._fields
-            for name, value in zip(fields, values)
-            if name not in _INTERNAL and not is_plain(value)
-        ]
         self._inside = self._look_inside()
         self._tensors = self._metas()
 
     def _unchanged(self) -> bool:
-        for fields, values in (*self._fields, *self._tables):
-            if len(fields) != len(values) or not all(map(is_, fields.values(), values)):
+        for fields, count, values in self._fields:
+            if len(fields) != count or any(fields.get(n, _MISSING) is not v for n, v in values):
+                return False
+        for table, values in self._tables:
+            if len(table) != len(values) or not all(map(is_, table.values(), values)):
                 return False
         return self._metas() == self._tensors and self._look_inside() == self._inside
 
     def _look_inside(self) -> list[Any]:
-        seen: set[int] = set()
-        return [
-            part for value in (*self._deep, self._objective) for part in plain_values(value, seen)
-        ]
+        seen = set(map(id, self._modules))
+        found = [part for v in self._deep for part in read_values(v, seen, self._names)]
+        return found + list(read_values(self._objective, seen))
 
     def _metas(self) -> list[Any]:
         found: list[Any] = [torch.get_default_dtype()]
@@ -78,14 +86,13 @@ class Guard:
 
     def _read(self) -> list[Any]:
         """Everything by value."""
-        state, seen = self._metas(), set()
+        state, seen = self._metas(), set(map(id, self._modules))
         for module in self._modules:
             fields = vars(module)
             state.extend(map(id, module._modules.values()))
             state.extend(tuple(fields[name]) for name in _HOOKS)
-            for name, value in fields.items():
-                if name not in _INTERNAL:
-                    state.append(name)
-                    state.extend(plain_values(value, seen))
-        state.extend(plain_values(self._objective, seen))
+            for name in attributes(module, self._names):
+                state.append(name)
+                state.extend(read_values(fields[name], seen, self._names))
+        state.extend(read_values(self._objective, seen))
         return state

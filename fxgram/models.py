@@ -35,6 +35,12 @@ def refuse_model(model: nn.Module) -> None:
             f"Lazy modules are not initialised yet ({', '.join(lazy[:5])}): run the model once on "
             "a batch before the step."
         )
+    inference = [n for n, t in tensors if t.is_inference()]
+    if inference:
+        raise InvalidArgument(
+            "The model was made under torch.inference_mode(), so autograd cannot use its tensors: "
+            f"{', '.join(inference[:5])}. Make it outside."
+        )
     meta = [n for n, t in tensors if t.is_meta]
     if meta:
         raise InvalidArgument(

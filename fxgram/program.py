@@ -11,7 +11,8 @@ import passes
 from fxgram import plan
 from fxgram.backward import attach
 from fxgram.capture import Captured
-from fxgram.diagnosis import raise_for
+from fxgram.diagnosis import raise_for, untraceable
+from fxgram.errors import FxgramError, InvalidBatch
 from fxgram.rules import find
 from passes import GradientPart, PassError, PassRecord, Spec
 
@@ -94,6 +95,10 @@ class Program:
             return passes.run(gm, spec, sequence)
         except PassError as error:
             raise_for(error, self.captured)
+        except (FxgramError, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            raise untraceable(error) from error
 
     @staticmethod
     def _chooser(samples: int) -> Callable:
@@ -124,11 +129,9 @@ class Planned:
             losses, gramian, *rest = module.forward(*self.inputs(tensors))
             count = len(self._mutated)
             written, saved = rest[:count], rest[count:]
-            targets = [
-                tensors[at] if get is None else get()
-                for get, at in zip(self._mutated, self._mutated_batch)
-            ]
+            targets = self._targets(tensors)
             if targets:
+                _refuse_aliases(tensors, [at for at in self._mutated_batch if at >= 0])
                 saved = _apart(saved, targets)
             if keep:
                 with torch.enable_grad():
@@ -137,18 +140,27 @@ class Planned:
                 target.copy_(value)
         return losses, gramian
 
+    def _targets(self, tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+        """Buffers and batch tensors that the step writes to."""
+        return [
+            tensors[at] if get is None else get()
+            for get, at in zip(self._mutated, self._mutated_batch)
+        ]
+
     def inputs(self, tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
         """The arguments of the modules for the tensors of a batch."""
         return [get() for get in self._fixed] + list(tensors)
 
     def gradients(self, tensors: tuple[torch.Tensor, ...], weights: torch.Tensor) -> tuple:
-        """Losses and `{parameter: weighted gradient}` without touching `.grad` or buffers."""
+        """Losses and `{parameter: weighted gradient}` without touching `.grad`; writes buffers."""
         with torch.no_grad():
             losses, _, *rest = self.partition.forward.forward(*self.inputs(tensors))
             found: dict[str, torch.Tensor] = {}
             for part, _, saved in self._parts(rest[len(self._mutated) :]):
                 for name, grad in zip(part.parameters, part.module.forward(weights, *saved)):
                     found[self._program.captured.inputs[name].name] = grad
+            for target, value in zip(self._targets(tensors), rest):
+                target.copy_(value)
         return losses, found
 
     def _parts(self, saved: list[Any]) -> tuple[tuple[GradientPart, list, list], ...]:
@@ -156,6 +168,17 @@ class Planned:
             (part, [get() for get in parameters], [saved[at] for at in part.saved])
             for part, parameters in zip(self.partition.parts, self._parameters)
         )
+
+
+def _refuse_aliases(tensors: tuple[torch.Tensor, ...], written: list[int]) -> None:
+    """Raise if a tensor of the batch that the forward changes shares memory with another."""
+    for at in written:
+        storage = tensors[at].untyped_storage().data_ptr()
+        if any(t.untyped_storage().data_ptr() == storage for t in tensors[:at] + tensors[at + 1 :]):
+            raise InvalidBatch(
+                "The forward changes a tensor of the batch in place, and another tensor of the "
+                "batch shares its memory: pass a clone."
+            )
 
 
 def _apart(saved: list[Any], written: list[torch.Tensor]) -> list[Any]:

@@ -1,5 +1,6 @@
 """`compile` and the step that it returns."""
 
+import copy
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from fxgram.guards import Guard
 from fxgram.models import refuse_model, unwrapped
 from fxgram.program import Program
 
+_KEPT = 8  # programs for one kind of batch
 _log = logging.getLogger("fxgram")
 
 
@@ -143,6 +145,16 @@ class GramianStep:
         program = self._used()
         return Explanation.of(program.contributions, program.last_samples)
 
+    def __deepcopy__(self, memo: dict) -> "GramianStep":
+        """A step for a copy of the model; it compiles anew."""
+        model = copy.deepcopy(self._model, memo)
+        objective = copy.deepcopy(self._objective, memo)
+        return GramianStep(model, objective, self._batch_dim, self._cross_terms, self._check)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the compiled programs, which are made again when they are needed."""
+        return {**vars(self), "_programs": {}, "_last": None}
+
     def __repr__(self) -> str:
         if self._last is None:
             return f"GramianStep({type(self._model).__name__}, not compiled yet)"
@@ -178,8 +190,14 @@ class GramianStep:
                 break
         else:
             program = self._compile(batch)
-            guard = Guard(self._model, self._objective)
-            entries.append((guard, program))
+            entries.append((Guard(self._model, self._objective), program))
+            if len(entries) > _KEPT:
+                del entries[0]
+                _log.warning(
+                    "compiled more than %d times for one kind of batch: an attribute or a value "
+                    "that the objective reads changes from call to call",
+                    _KEPT,
+                )
         self._last = program
         program.last_samples = batch.size
         return program
@@ -229,4 +247,5 @@ class GramianStep:
         )
         if not isinstance(losses, Tensor) or losses.numel() or not losses.is_floating_point():
             raise InvalidLosses("An empty batch needs empty losses, of shape [0] or [0, T].")
-        return losses, losses.new_zeros(0, 0).detach()
+        dtype = torch.promote_types(losses.dtype, torch.float32)
+        return losses, losses.detach().new_zeros(0, 0, dtype=dtype)

@@ -20,7 +20,8 @@ class Wrapper(nn.Module):
         self.model = model
         self.training = model.training
         self.watch = Watch(model, objective)
-        self._objective, self._batch = objective, batch
+        # Not as attributes of its own: an objective that is a module would become part of this one.
+        self._batch, self._call = batch, (objective or model,)
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
         args, kwargs = self._batch.arguments(tensors)
@@ -28,10 +29,10 @@ class Wrapper(nn.Module):
         attributes = [(m, _tensors(vars(m))) for m in self.model.modules()]
         parameters = [(m, _tensors(m._parameters)) for m in self.model.modules()]
         with self.watch:
-            if self._objective is None:
-                losses = self.model(*args, **kwargs)
-            else:
-                losses = self._objective(self.model, *args, **kwargs)
+            (call,) = self._call
+            losses = (
+                call(*args, **kwargs) if call is self.model else call(self.model, *args, **kwargs)
+            )
         self.watch.plain_after = plain_attributes(self.model)
         for table, before in tables:
             _write_assigned(table, before)

@@ -66,7 +66,7 @@ def _axis(node: fx.Node, value: torch.Tensor, samples: sympy.Expr) -> SampleAxis
     if len(dims) != 1:
         return None
     dim = dims[0]
-    fold = _expr(value.shape[dim]) / samples
+    fold = sympy.Mul(_expr(value.shape[dim]), sympy.Pow(samples, -1))
     if not fold.is_Integer:
         return None
     name = getattr(node.target, "_opname", None)
@@ -106,8 +106,8 @@ def _reshaped(
     behind = sympy.prod(map(_expr, value.shape[dim + 1 :]))
     if stride == 0 or behind == 0:
         return SampleAxis(dim) if _expr(value.shape[dim]) == samples else None
-    inner = stride / behind
-    outer = _expr(value.shape[dim]) / (samples * inner)
+    inner = sympy.Mul(stride, sympy.Pow(behind, -1))
+    outer = sympy.Mul(_expr(value.shape[dim]), sympy.Pow(samples * inner, -1))
     if inner.is_Integer and outer.is_Integer and inner >= 1 and outer >= 1:
         return SampleAxis(dim, int(outer), int(inner))
     return None
@@ -132,7 +132,7 @@ def _couples(node: fx.Node, spec: Spec) -> bool:
     ):
         return False
     name = getattr(node.target, "_opname", "")
-    if name == "batch_norm" and node.args[5]:
+    if name in ("batch_norm", "_native_batch_norm_legit_functional") and node.args[5]:
         return True
     return any(
         len(_batch_dims(value, spec.samples)) != 1

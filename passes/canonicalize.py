@@ -7,6 +7,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from passes.functionalize import written_arguments
 from passes.spec import PassError, Spec, tensors
 
 aten = torch.ops.aten
@@ -38,6 +39,10 @@ def refuse_operator(node: fx.Node) -> None:
     if "functorch" in module or "_functorch" in repr(node.target):
         raise PassError("operator", "torch.vmap or torch.func inside of the objective", (node,))
     name = getattr(node.target, "_opname", "")
+    if name == "instance_norm" and node.args[3] is not None and node.args[5]:
+        raise PassError(
+            "operator", "InstanceNorm(track_running_stats=True) in training mode", (node,)
+        )
     if name.startswith("embedding"):
         found = dict(zip((a.name for a in node.target._schema.arguments), node.args, strict=False))
         if {**found, **node.kwargs}.get("sparse"):
@@ -46,6 +51,11 @@ def refuse_operator(node: fx.Node) -> None:
             raise PassError(
                 "operator", "Embedding(max_norm=...), which changes its weight", (node,)
             )
+
+
+def _updates_statistics(node: fx.Node) -> bool:
+    """Batch norm in training mode, whose schema does not say that it writes."""
+    return node.target == aten.batch_norm.default and node.args[5] and node.args[3] is not None
 
 
 def _drops_everything(node: fx.Node) -> bool:
@@ -88,9 +98,31 @@ class _Flattener:
                 if not grad_enabled:
                     copy.args = map_arg(copy.args, self._detach)
                     copy.kwargs = map_arg(copy.kwargs, self._detach)
+                    if written := written_arguments(node):
+                        env[node] = env[written[0]]  # the tensor itself, with its gradient
                 if _drops_everything(copy):
                     copy.target, copy.args = aten.mul.Tensor, (copy.args[0], 0)
+                if _updates_statistics(copy):
+                    env[node] = self._batch_norm(copy)
         raise AssertionError("a graph ends in its output")
+
+    def _batch_norm(self, node: fx.Node) -> fx.Node:
+        """Write out what batch norm in training mode does to its running statistics."""
+        x, weight, bias, mean, variance, _, momentum, eps, *_ = node.args
+        node.target = aten._native_batch_norm_legit_functional.default
+        node.args = (x, weight, bias, mean, variance, True, momentum, eps)
+        out, value = None, node.meta["val"]
+        node.meta = {k: v for k, v in node.meta.items() if k != "val"}
+        for output, buffer in ((0, None), (3, mean), (4, variance)):
+            item = self.graph.call_function(operator.getitem, (node, output))
+            item.meta = {**node.meta, "val": value if buffer is None else buffer.meta["val"]}
+            if buffer is None:
+                out = item
+            else:
+                write = self.graph.call_function(aten.copy_.default, (buffer, item))
+                write.meta = dict(item.meta)
+        node.meta["val"] = (value, None, None, None, None)
+        return out
 
     def _region(self, node: fx.Node, env: dict[fx.Node, Any], grad_enabled: bool) -> Any:
         if node.target is _AUTOCAST:

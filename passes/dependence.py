@@ -48,10 +48,19 @@ def mark_dependence(gm: fx.GraphModule, spec: Spec) -> None:
             data = spec.inputs[node.name].kind == "batch"
         else:
             # Sizes are not data: a SymInt read off a data tensor is no tensor.
-            data = is_random(node) or any(
-                note(n).data for n in node.all_input_nodes if not _is_number(n)
-            )
+            data = is_random(node) or any(note(n).data for n in _read_operands(node))
         annotate(node, data=data, grad=node in carrying)
+
+
+def _read_operands(node: fx.Node) -> list[fx.Node]:
+    """Operands whose values count: `zeros_like(x)`, `w.expand_as(x)` read the sizes of x alone."""
+    name = getattr(node.target, "_opname", "")
+    operands = [n for n in node.all_input_nodes if not _is_number(n)]
+    if name.startswith("new_") or name.endswith("_like"):
+        return []
+    if name in ("expand_as", "view_as", "reshape_as", "type_as"):
+        return operands[:1]
+    return operands
 
 
 def _is_number(node: fx.Node) -> bool:

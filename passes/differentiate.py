@@ -98,7 +98,7 @@ class _Joint:
         out = self.call(node, lambda n: _cut(self.env[n]) if _is_parameter_side(n) else self.env[n])
         if node not in self.sites:
             return out
-        out = tree_map_only(torch.Tensor, _require_grad, out)
+        out = tree_map_only(torch.Tensor, _separate, out)
         self.outputs[node] = _differentiable(out)
         rerun = self.call(
             node, lambda n: self.env[n] if _is_parameter_side(n) else _cut(self.env[n])
@@ -172,10 +172,16 @@ def _cut(value: Any) -> Any:
     return tree_map_only(torch.Tensor, torch.Tensor.detach, value)
 
 
-def _require_grad(value: torch.Tensor) -> torch.Tensor:
-    if value.requires_grad or not (value.is_floating_point() or value.is_complex()):
-        return value
-    return value.detach().requires_grad_()
+def _separate(value: torch.Tensor) -> torch.Tensor:
+    """An output of a site, of which autograd sees what happens behind the site alone.
+
+    `h, c = lstm_cell(...)` computes h from c: the cotangent of c must not count that path.
+    """
+    if value.requires_grad:
+        return value.view_as(value)
+    if value.is_floating_point() or value.is_complex():
+        return value.detach().requires_grad_()
+    return value
 
 
 def _differentiable(out: Any) -> list[torch.Tensor]:

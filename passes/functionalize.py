@@ -83,7 +83,7 @@ class _Functionalizer:
         return out
 
     def node(self, node: fx.Node) -> None:
-        written = _written_arguments(node)
+        written = written_arguments(node)
         if written:
             self.mutate(node, written)
             return
@@ -143,6 +143,7 @@ class _Functionalizer:
             function, args = aten.expand_as.default, (args[1], args[0])
         else:
             function = _functional(node)
+        kwargs.pop("out", None)
         copy = self.graph.call_function(
             function, map_arg(args, self.read), map_arg(kwargs, self.read)
         )
@@ -229,7 +230,8 @@ def _straight_through(graph: fx.Graph, base: fx.Node, value: fx.Node) -> fx.Node
     return total
 
 
-def _written_arguments(node: fx.Node) -> list[fx.Node]:
+def written_arguments(node: fx.Node) -> list[fx.Node]:
+    """The operands that an operator writes to."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return []
     arguments = node.target._schema.arguments
@@ -251,10 +253,22 @@ def _explicit(node: fx.Node) -> tuple[tuple, dict[str, Any]]:
 
 
 def _functional(node: fx.Node) -> Any:
+    """The overload with the same arguments that writes to none of them.
+
+    `pow_.Scalar` is `pow.Tensor_Scalar`, `div.out` is `div.Tensor`: names don't tell.
+    """
     name, overload = node.target._opname, node.target._overloadname
     if known := _FUNCTIONAL.get(f"{name}.{overload}"):
         return known
     packet = getattr(getattr(torch.ops, node.target.namespace), name.removesuffix("_"), None)
-    if name.endswith("_") and overload in (packet.overloads() if packet else ()):
-        return getattr(packet, overload)
+    wanted = _types(node.target)
+    for candidate in packet.overloads() if packet else ():
+        found = getattr(packet, candidate)
+        writes = any(a.alias_info and a.alias_info.is_write for a in found._schema.arguments)
+        if not writes and _types(found) == wanted:
+            return found
     raise PassError("mutation", f"`{node.target}` has no functional form", (node,))
+
+
+def _types(op: torch._ops.OpOverload) -> list[str]:
+    return [str(a.type) for a in op._schema.arguments if a.name != "out"]

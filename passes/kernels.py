@@ -1,5 +1,7 @@
 """Tensor functions that the emitted graphs call: windows of a convolution, Gramians of factors."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -61,14 +63,14 @@ def gramian_of_jacobian(jacobian: Tensor, dtype: torch.dtype) -> Tensor:
     """`J [k, ...]` gives `Re(J Jᴴ) [k, k]`."""
     if jacobian.is_complex():
         jacobian = torch.view_as_real(jacobian.resolve_conj())
-    rows = jacobian.reshape(jacobian.shape[0], -1).to(dtype)
+    rows = jacobian.reshape(jacobian.shape[0], math.prod(jacobian.shape[1:])).to(dtype)
     return rows @ rows.mT
 
 
 def _gramian_of_rows(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     """Pairs of `[k, s, ...]` and `[k, s, ...]` that share no label of the parameter."""
     k, s = a.shape[:2]
-    rows = [factor.reshape(k * s, -1).to(dtype) for factor in (a, b)]
+    rows = [factor.reshape(k * s, math.prod(factor.shape[2:])).to(dtype) for factor in (a, b)]
     product = (rows[0] @ rows[0].mT) * (rows[1] @ rows[1].mT)
     return product if s == 1 else product.view(k, s, k, s).sum((1, 3))
 

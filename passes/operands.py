@@ -122,7 +122,7 @@ class Operands:
         positions = 1
         for size in shape[1 : len(shape) - keep]:
             positions *= size
-        return self.emitter.call(aten.reshape.default, front, [self.count(front), positions, *kept])
+        return self.reshape_rows(front, [positions, *kept])
 
     def samples_first(self, node: fx.Node, axis: SampleAxis, keep: int = 0) -> fx.Node:
         """Move the samples to the front, unfolded: `[2*K, d]` with outer 2 gives `[K, 2, d]`."""
@@ -156,9 +156,12 @@ class Operands:
                 return env[node.args[0]]
         raise AssertionError("a graph ends in its output")
 
-    def count(self, node: fx.Node) -> int:
-        """The leading size in a reshape: -1, so that it holds for every batch size."""
-        return 1 if self.is_whole else -1
+    def reshape_rows(self, node: fx.Node, sizes: list[int]) -> fx.Node:
+        """Reshape all but the leading dim, the samples, for every number of them."""
+        rows: Any = 1 if self.is_whole else -1
+        if 0 in sizes:  # -1 can't be told from nothing
+            rows = self.emitter.call(aten.sym_size.int, node, 0)
+        return self.emitter.call(aten.reshape.default, node, [rows, *sizes])
 
     @staticmethod
     def _known(axis: SampleAxis | None) -> SampleAxis:

@@ -47,14 +47,20 @@ class PerSampleVJP(nn.Module):
         operands, cotangents = inputs[: -len(self.axes)], inputs[-len(self.axes) :]
         with torch.inference_mode(False), torch.enable_grad():
             leaves, ends = _rerun(self.body, operands, self.uses)
-            cotangents = [_normal(c) for c in cotangents]
+            reached = [at for at, end in enumerate(ends) if end.requires_grad]
             per_row = [
-                torch.autograd.grad(ends, leaves, masked, retain_graph=True, allow_unused=True)
-                for masked in _masks(cotangents, self.axes)
+                _vjp([ends[at] for at in reached], leaves, [masked[at] for at in reached])
+                for masked in _masks([_normal(c) for c in cotangents], self.axes)
             ]
         rows = len(per_row)
         stacked = [None if g[0] is None else torch.stack(g) for g in zip(*per_row)]
         return _filled(stacked, leaves, rows)
+
+
+def _vjp(ends: list[Tensor], leaves: list[Tensor], cotangents: list[Tensor]):
+    if not ends:
+        return [None] * len(leaves)
+    return torch.autograd.grad(ends, leaves, cotangents, retain_graph=True, allow_unused=True)
 
 
 def _rerun(body: fx.GraphModule, operands: tuple[Tensor, ...], uses: int):

@@ -1,5 +1,7 @@
 """Rules of products: linear, mm, matmul, bmm, mv, einsum, bilinear and their sums with a bias."""
 
+import string
+
 import torch
 from opt_einsum.parser import parse_einsum_input
 
@@ -8,7 +10,7 @@ from fxgram.rules.registry import rule
 from passes import Factors, NotFactored, Operands
 
 aten = torch.ops.aten
-_BATCH = "ABCDEFGH"  # labels of leading dims
+_BATCH = string.ascii_uppercase  # labels of leading dims
 
 
 def _leading(ndim: int) -> str:

@@ -20,8 +20,7 @@ def _rows_looked_up(call: Operands, ids: fx.Node, gradient: fx.Node) -> Factors:
         raise NotFactored
     lookups = call.rows(ids, axis, 0)
     gradients = call.rows(gradient, axis, len(shape) - 1)
-    sizes = [call.count(gradients), gradients.meta["val"].shape[1], columns]
-    gradients = call.emitter.call(aten.reshape.default, gradients, sizes)
+    gradients = call.reshape_rows(gradients, [gradients.meta["val"].shape[1], columns])
     return Factors("ksv,ksd->vd", (lookups, gradients), one_hot=shape[0])
 
 

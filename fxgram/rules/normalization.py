@@ -1,5 +1,7 @@
 """Rules of normalizations: weight and bias act on the normalized input element by element."""
 
+import string
+
 import torch
 from torch import fx
 
@@ -14,7 +16,7 @@ aten = torch.ops.aten
 def _labels(call: Operands) -> tuple[str, str]:
     """Labels of the affine parameters and of the output: the last dims, or the channels (dim 1)."""
     ndim = call.cotangent().meta["val"].ndim
-    output = "ncABCDEF"[:ndim]
+    output = ("nc" + string.ascii_uppercase)[:ndim]
     if "normalized_shape" in call.arguments:
         return output[ndim - len(call["normalized_shape"]) :], output
     return "c", output
@@ -28,7 +30,8 @@ def _weight(call: Operands) -> Factors:
     def local(gradient: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
         env = dict(zip(operands, values))
         arguments = {n: env[a] if isinstance(a, fx.Node) else a for n, a in bare.items()}
-        return gradient * call_by_name(call.op, arguments)
+        normalized = call_by_name(call.op, arguments)
+        return gradient * (normalized[0] if isinstance(normalized, tuple) else normalized)
 
     product = call.trace(local, call.cotangent(), *operands)
     return product_factors(call, *_labels(call), cotangent=product)
@@ -40,7 +43,8 @@ def _bias(call: Operands) -> Factors:
 
 
 for _op in (aten.layer_norm.default, aten.group_norm.default, aten.instance_norm.default,
-            aten.batch_norm.default, aten.rms_norm.default):  # fmt: skip
+            aten.batch_norm.default, aten._native_batch_norm_legit_functional.default,
+            aten.rms_norm.default):  # fmt: skip
     rule(_op, "weight")(_weight)
     if _op is not aten.rms_norm.default:
         rule(_op, "bias")(_bias)

@@ -1,5 +1,6 @@
 """The rule of every pointwise operator, and of broadcasts: the local derivative, then a sum."""
 
+import string
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ def prelu_weight(call: Operands) -> Factors:
     def local(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return torch.where(x > 0, 0, x * gradient)
 
-    output = "ncABCDEF"[:ndim]
+    output = ("nc" + string.ascii_uppercase)[:ndim]
     labels = "c" if len(call.shape) == 1 else ""
     if ndim == 1:
         labels = "x"[: len(call.shape)]

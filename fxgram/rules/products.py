@@ -97,5 +97,4 @@ def _arrange(call: Operands, row: Row, summed: list[str], kept: list[str]) -> fx
         node = call.emitter.call(aten.permute.default, node, [0, *order])
     shape = node.meta["val"].shape[1:]
     positions = math.prod(shape[: len(summed)])
-    sizes = [call.count(node), positions, *shape[len(summed) :]]
-    return call.emitter.call(aten.reshape.default, node, sizes)
+    return call.reshape_rows(node, [positions, *shape[len(summed) :]])
