@@ -7,6 +7,7 @@ import torch
 from torch import fx
 
 from passes.annotations import SampleAxis, annotate, facts, note
+from passes.apart import moves_samples
 from passes.dependence import is_random
 from passes.sites import collect_groups
 from passes.spec import PassError, Spec, tensors
@@ -30,6 +31,8 @@ def batch_axes(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     coupled = [n for n in _reaching_losses(gm) if not spec.coupled and _couples(n, spec)]
     if coupled:
         raise PassError("coupled", "samples are coupled", tuple(coupled))
+    if not spec.coupled and spec.samples is not None:
+        facts(gm)["unproven"] = tuple(n for n in _reaching_losses(gm) if moves_samples(n))
     groups = collect_groups(gm)
     if not groups:
         raise PassError("no parameter", "no trainable parameter reaches the losses")
