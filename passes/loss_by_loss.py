@@ -15,11 +15,12 @@ class LossByLoss:
     """Interpret the captured graph with a leaf for each use, and differentiate every loss.
 
     Needs no sample axis and no rules: the backward of all m losses, batched over a leading dim,
-    gives `J_u [m, *parameter]` for each use u. Costs m times an ordinary backward.
+    gives `J_u [m, *parameter]` for each use u. Costs m times an ordinary backward, and the memory
+    of one for `chunk` losses at a time.
     """
 
-    def __init__(self, gm: fx.GraphModule):
-        self.gm = gm
+    def __init__(self, gm: fx.GraphModule, chunk: int):
+        self.gm, self.chunk = gm, chunk
         self.env: dict[fx.Node, Any] = {}
         self.leaves: dict[fx.Node, torch.Tensor] = {}
 
@@ -38,6 +39,7 @@ class LossByLoss:
         jacobians = self.jacobians(losses, seeds)
         return {
             "losses": losses,
+            "aux": tuple(results[1:]),
             "mutated": dict(mutated),
             "values": {n.name: v for n, v in self.env.items()},
             "cotangents": {},
@@ -53,14 +55,18 @@ class LossByLoss:
         return node.target(*map_arg(node.args, read), **map_arg(node.kwargs, read))
 
     def jacobians(self, losses: torch.Tensor, seeds: torch.Tensor) -> dict[fx.Node, Any]:
-        rows = torch.diag(seeds.flatten())
+        if not losses.requires_grad:
+            return {}
+        chunks = []
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="There is a performance drop")
-            found = torch.autograd.grad(
-                losses.flatten(), list(self.leaves.values()), rows,
-                is_grads_batched=True, allow_unused=True,
-            )  # fmt: skip
-        return {use: j for use, j in zip(self.leaves, found) if j is not None}
+            for rows in torch.diag(seeds.flatten()).split(self.chunk):
+                chunks.append(torch.autograd.grad(
+                    losses.flatten(), list(self.leaves.values()), rows,
+                    is_grads_batched=True, allow_unused=True, retain_graph=True,
+                ))  # fmt: skip
+        found = dict(zip(self.leaves, zip(*chunks)))
+        return {use: torch.cat(parts) for use, parts in found.items() if parts[0] is not None}
 
     def gradients(self, jacobians: dict[fx.Node, Any], weights: torch.Tensor) -> dict[str, Any]:
         total: dict[str, torch.Tensor] = {}
