@@ -107,7 +107,7 @@ def _random(error: PassError, captured: Captured) -> Exception:
 
 def _derivative(error: PassError, captured: Captured) -> Exception:
     return CaptureError(
-        f"PyTorch can't differentiate the objective once more for the Gramian: {error}. Write what "
+        f"PyTorch can't differentiate the objective once more for the Gramian: {error} Write what "
         "is differentiated inside with other operators (for attention, say, "
         "torch.nn.attention.sdpa_kernel(SDPBackend.MATH); for an LSTM, cells)."
     )

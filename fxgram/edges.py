@@ -55,10 +55,11 @@ def write_edges(graph: fx.Graph, parameters: set[fx.Node], losses_carry: bool) -
     becomes  a = alias(tanh);   b = tanh_backward(g, a);  c = alias(x);   d = mul(detach(c), w)
 
     Autograd itself detaches what it saves, so a `detach` in the trace tells nothing: its readers
-    do. Without grad mode nothing carries gradient. Values of other kernels always do: one that has
-    no history of its own was made inside of another kernel (tangents of zeros are).
+    do, and so do readers of one output of several (the mean and deviation of a norm). Without grad
+    mode nothing carries gradient. Values of other kernels always do: one that has no history of its
+    own was made inside of another kernel (tangents of zeros are).
     """
-    carrying, detached = set(parameters), set()
+    carrying, unsure = set(parameters), set()
     for node in list(graph.nodes):
         operands = [x for x in tree_leaves((node.args, node.kwargs)) if _is_tensor(x)]
         enabled, carry = node.meta.pop(_SEEN, (True, [True] * len(operands)))
@@ -66,10 +67,12 @@ def write_edges(graph: fx.Graph, parameters: set[fx.Node], losses_carry: bool) -
             enabled, carry = losses_carry, [True] + [False] * len(operands)
         elif node.target is aten.detach.default:
             node.target, enabled, carry = aten.alias.default, True, [True]
-            detached.add(node)
+            unsure.add(node)
+        elif node.target is operator.getitem:
+            unsure.add(node)
         seen = {
             n for n, does in zip(operands, carry)
-            if enabled and n in carrying and (does or n not in detached)
+            if enabled and n in carrying and (does or n not in unsure)
         }  # fmt: skip
         with graph.inserting_before(node):
             cut = {n: _detached(graph, n) for n in operands if n in carrying and n not in seen}

@@ -123,6 +123,9 @@ def quiet() -> Iterator[None]:
         with torch.enable_grad(), warnings.catch_warnings():
             # The wrapper finds assigned attributes itself; `_flat_weights` of an LSTM is none.
             warnings.filterwarnings("ignore", message="The tensor attribute")
+            # Formulas of forward-mode derivatives are scripted when they are first needed.
+            warnings.filterwarnings("ignore", message=".*torch.jit.script")
+            warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not")
             yield
     finally:
         torch.backends.opt_einsum.enabled = enabled

@@ -1,5 +1,6 @@
 """Trace an objective that differentiates inside: below autograd, which runs for real."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from fxgram.batch import Batch
 from fxgram.captured import LARGEST, Captured, first_names
@@ -25,8 +27,9 @@ class NotSymbolic(Exception):
 def trace(wrapper: Wrapper, batch: Batch, count: int | None) -> Captured:
     """Record the kernels of the forward and of its inner derivatives.
 
-    For a symbolic number of samples, seen as `count` while tracing; for the sizes of this batch
-    alone if that is None.
+    For a symbolic number of samples, seen as `count` while tracing on fake tensors; if that is
+    None, for the sizes of this batch alone, on its own values (tangents of zeros mix devices on
+    fake tensors).
 
     Raises: NotSymbolic.
     """
@@ -35,7 +38,9 @@ def trace(wrapper: Wrapper, batch: Batch, count: int | None) -> Captured:
     dims = batch.dims if count else (None,) * len(batch.dims)
     own = [_fake(mode, tensor, None) for tensor in state.values()]
     given = [_fake(mode, t, dim) for t, dim in zip(stand_ins(batch, count), dims)]
-    edges = Edges(t for t in own if t.requires_grad)
+    real = [_copy(t) for t in (*state.values(), *batch.tensors)]
+    traced, place = (own + given, mode) if count else (real, nullcontext())
+    edges = Edges(t for t in traced[: len(state)] if t.requires_grad)
     losses_carry = False
 
     def forward(*tensors: Tensor) -> tuple:
@@ -46,8 +51,8 @@ def trace(wrapper: Wrapper, batch: Batch, count: int | None) -> Captured:
         losses_carry = edges.carries(losses)
         return losses, *aux
 
-    with mode, torch.enable_grad(), torch.fx.traceback.preserve_node_meta():
-        gm = make_fx(forward, tracing_mode="real")(*own, *given)
+    with place, torch.enable_grad(), torch.fx.traceback.preserve_node_meta():
+        gm = make_fx(forward, tracing_mode="real")(*traced)
     samples = _symbol(mode, given, dims) if count else None
     name_placeholders(gm.graph, [f"{b.kind[0]}_{at}" for at, b in enumerate(bound)])
     inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
@@ -58,13 +63,17 @@ def trace(wrapper: Wrapper, batch: Batch, count: int | None) -> Captured:
     names = dict(zip(inputs, bound))
     names |= {n: Input("constant", n.name) for n in constants}
     gm.recompile()
+    if not count:
+        values = {n.name: n.meta["val"] for n in constants}
+        fakes = own + [values[n.name] for n in constants] + given
+        FakeTensorProp(gm, mode).propagate_dont_convert_inputs(*fakes)
     return Captured(
         gm,
         {n.name: names[n] for n in gm.graph.nodes if n.op == "placeholder"},
         {n.name: value for n, value in constants.items()},
         samples,
         (2, LARGEST) if count else (batch.size, batch.size),
-        wrapper.aux,
+        wrapper.watch.aux,
         differentiated=True,
     )
 
@@ -86,6 +95,11 @@ def _fake(mode: FakeTensorMode, tensor: Tensor, dim: int | None) -> Tensor:
     context = StatelessSymbolicContext(dynamic_sizes=sizes) if mode.shape_env else None
     fake = mode.from_tensor(tensor.detach(), symbolic_context=context)
     return fake.detach().requires_grad_(tensor.requires_grad)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """A leaf that the trace may write to."""
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 def _symbol(mode: FakeTensorMode, given: list[Tensor], dims: tuple[int | None, ...]) -> Any:

@@ -11,11 +11,13 @@ import torch.fx.traceback
 from torch import nn
 from torch._C import _functorch as functorch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, has_proxy_slot
 from torch.nn.modules import module as module_registry
 from torch.overrides import TorchFunctionMode
 
 from fxgram.constants import UNKNOWN, Constants
 from fxgram.errors import CaptureError
+from fxgram.returned import Aux
 from fxgram.snapshot import objects_named
 
 _HOOKS = {"register_hook", "register_post_accumulate_grad_hook", "retain_grad"}
@@ -44,6 +46,7 @@ class Watch(TorchFunctionMode):
         self.differentiates = False  # `autograd.grad` or torch.func was seen inside
         self.loop: str | None = None  # the last line that asked for the samples one by one
         self.plain_after: dict[str, Any] = {}  # attributes as the forward left them
+        self.aux: Aux | None = None  # what the forward returned besides the losses
 
     def __enter__(self) -> "Watch":
         self._apply = torch.autograd.Function.__dict__["apply"]
@@ -110,6 +113,9 @@ class Watch(TorchFunctionMode):
             return
         if type(tensor) not in (torch.Tensor, nn.Parameter) or not tensor.is_leaf:
             return
+        tracer = get_proxy_mode()
+        if tracer is not None and has_proxy_slot(tensor, tracer.tracer):
+            return  # made by the objective, or given to it
         if id(tensor) in self._parameters:
             name = self._parameters[id(tensor)]
             raise CaptureError(

@@ -7,7 +7,7 @@ from torch import nn
 
 from fxgram.batch import Batch
 from fxgram.errors import CaptureError
-from fxgram.returned import Aux, Objective
+from fxgram.returned import Objective
 from fxgram.state import plain_attributes
 from fxgram.watch import Watch
 
@@ -20,7 +20,6 @@ class Wrapper(nn.Module):
         self.model = objective.model
         self.training = objective.model.training
         self.watch = Watch(objective.model, objective.function)
-        self.aux: Aux | None = None  # of the last forward
         self._objective, self._batch = objective, batch
 
     def forward(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
@@ -29,7 +28,7 @@ class Wrapper(nn.Module):
         parameters = [(m, _tensors(m._parameters)) for m in self.model.modules()]
         with self.watch:
             returned = self._objective(self._batch, tensors)
-        self.aux = returned.aux
+        self.watch.aux = returned.aux
         self.watch.plain_after = plain_attributes(self.model)
         for table, before in tables:
             _write_assigned(table, before)

@@ -106,7 +106,7 @@ def _reshaped(
     behind = sympy.prod(map(_expr, value.shape[dim + 1 :]))
     if stride == 0 or behind == 0:
         return SampleAxis(dim) if _expr(value.shape[dim]) == samples else None
-    inner = stride / behind
+    inner = sympy.sympify(stride) / behind
     outer = _expr(value.shape[dim]) / (samples * inner)
     if inner.is_Integer and outer.is_Integer and inner >= 1 and outer >= 1:
         return SampleAxis(dim, int(outer), int(inner))

@@ -47,7 +47,7 @@ def differentiate(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
         except RuntimeError as error:
             if not re.search(_NO_DERIVATIVE, str(error)):
                 raise
-            raise PassError("derivative", str(error).splitlines()[0]) from error
+            raise PassError("derivative", str(error).splitlines()[0].strip(". ") + ".") from error
     name_placeholders(traced.graph, [n.name for n in placeholders] + [SEEDS, WEIGHTS])
     _drop_detaches(traced.graph)
     joint = functionalize(traced, spec)

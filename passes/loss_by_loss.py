@@ -57,16 +57,23 @@ class LossByLoss:
     def jacobians(self, losses: torch.Tensor, seeds: torch.Tensor) -> dict[fx.Node, Any]:
         if not losses.requires_grad:
             return {}
-        chunks = []
+        rows = torch.diag(seeds.flatten())
+        try:
+            chunks = [self.backward(losses, chunk) for chunk in rows.split(self.chunk)]
+        except RuntimeError:  # some operators have no batching rule, or a wrong one
+            each = [self.backward(losses, row) for row in rows.unbind()]
+            chunks = [[g if g is None else g.unsqueeze(0) for g in grads] for grads in each]
+        found = zip(self.leaves, zip(*chunks))
+        return {use: torch.cat(parts) for use, parts in found if parts[0] is not None}
+
+    def backward(self, losses: torch.Tensor, rows: torch.Tensor) -> Any:
+        """Gradients of every use for weights `[m]` of the losses, or for several `[r, m]`."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="There is a performance drop")
-            for rows in torch.diag(seeds.flatten()).split(self.chunk):
-                chunks.append(torch.autograd.grad(
-                    losses.flatten(), list(self.leaves.values()), rows,
-                    is_grads_batched=True, allow_unused=True, retain_graph=True,
-                ))  # fmt: skip
-        found = dict(zip(self.leaves, zip(*chunks)))
-        return {use: torch.cat(parts) for use, parts in found.items() if parts[0] is not None}
+            return torch.autograd.grad(
+                losses.flatten(), list(self.leaves.values()), rows,
+                is_grads_batched=rows.ndim > 1, allow_unused=True, retain_graph=True,
+            )  # fmt: skip
 
     def gradients(self, jacobians: dict[fx.Node, Any], weights: torch.Tensor) -> dict[str, Any]:
         total: dict[str, torch.Tensor] = {}
