@@ -9,7 +9,7 @@ from oracle import assert_gradients_close, gradient, trainable
 from torch import nn
 
 import fxgram
-from fxgram.step import capture
+from fxgram.capture import capture
 
 
 class Attention(nn.Module):
