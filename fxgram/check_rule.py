@@ -9,6 +9,7 @@ from fxgram.batch import flatten
 from fxgram.capture import capture
 from fxgram.errors import InvalidArgument, WrongRule
 from fxgram.program import Program
+from fxgram.returned import Objective
 from fxgram.rules import find
 
 
@@ -43,8 +44,8 @@ def check_rule(
             f"The rule for `{argument}` of {op} did not apply to this call (NotFactored)."
         )
     with torch.no_grad():
-        _, actual = by_rule.planned(batch.size)(batch.tensors)
-        _, expected = by_fallback.planned(batch.size)(batch.tensors)
+        _, actual, _ = by_rule.planned(batch.size)(batch.tensors)
+        _, expected, _ = by_fallback.planned(batch.size)(batch.tensors)
     scale = float(expected.abs().amax())
     difference = float((actual - expected).abs().amax())
     if not difference <= rtol * max(scale, 1e-30):
@@ -55,8 +56,11 @@ def check_rule(
 
 
 def _program(model: "_Call", batch: Any, rules: Any) -> Program:
-    captured = capture(model, None, batch)
-    return Program(captured, model, batch.size, coupled=False, cross_terms=False, rules=rules)
+    captured = capture(Objective(model, None), batch)
+    return Program(
+        captured, model, batch.size,
+        coupled=False, loss_by_loss=False, cross_terms=False, rules=rules,
+    )  # fmt: skip
 
 
 class _Call(nn.Module):

@@ -1,8 +1,7 @@
 """The last word on a new program: against the eager model, and on the independence of samples."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 from torch import fx, nn
@@ -12,12 +11,14 @@ from fxgram.batch import Batch
 from fxgram.coupling import ROUNDING, coupling_operators, rows_scaled
 from fxgram.diagnosis import coupled_samples, describe
 from fxgram.errors import CaptureError, UnfaithfulCapture
+from fxgram.independence import check_by_exchange
 from fxgram.program import Program
+from fxgram.returned import Objective
 from fxgram.state import frozen_state
 from passes import SampleAxis
 
 
-def check(program: Program, model: nn.Module, objective: Callable | None, batch: Batch) -> None:
+def check(program: Program, objective: Objective, batch: Batch) -> None:
     """Compare a program with the eager model and test that samples are independent.
 
     Costs one eager step, one compiled step and two backward passes. Leaves random state, buffers
@@ -25,9 +26,11 @@ def check(program: Program, model: nn.Module, objective: Callable | None, batch:
 
     Raises: CoupledSamples naming the operators; UnfaithfulCapture naming the parameters.
     """
-    if batch.size > 1:
-        _check_independence(program, model, batch)
-    _check_faithful(program, model, objective, batch)
+    if batch.size > 1 and not program.spec.loss_by_loss:
+        _check_independence(program, objective.model, batch)
+    _check_faithful(program, objective, batch)
+    if batch.size > 1 and program.spec.loss_by_loss:
+        check_by_exchange(objective, batch)
 
 
 def row_weights(like: torch.Tensor) -> list[torch.Tensor]:
@@ -111,16 +114,13 @@ def _cotangent_module(program: Program) -> tuple[fx.GraphModule, list[tuple[str,
     return module, sites
 
 
-def _check_faithful(
-    program: Program, model: nn.Module, objective: Callable | None, batch: Batch
-) -> None:
+def _check_faithful(program: Program, objective: Objective, batch: Batch) -> None:
     """Losses and a randomly weighted gradient against plain autograd of the eager model."""
+    model = objective.model
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     with frozen_state(model, tensors=True), _without_hooks(named.values()), torch.enable_grad():
-        args, kwargs = batch.arguments(_clones(batch.tensors))
         try:
-            call = model if objective is None else partial(objective, model)
-            eager = call(*args, **kwargs)
+            eager = objective(batch, _clones(batch.tensors)).losses
             weights = row_weights(eager.detach())[0]
             expected = torch.autograd.grad(eager, list(named.values()), weights, allow_unused=True)
         except Exception as error:

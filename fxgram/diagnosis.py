@@ -6,7 +6,7 @@ from typing import NoReturn
 import torch
 from torch import fx
 
-from fxgram.capture import Captured
+from fxgram.captured import Captured
 from fxgram.errors import (
     CaptureError,
     CoupledSamples,
@@ -114,7 +114,16 @@ def _random(error: PassError, captured: Captured) -> Exception:
     )
 
 
+def _derivative(error: PassError, captured: Captured) -> Exception:
+    return CaptureError(
+        f"PyTorch can't differentiate the objective once more for the Gramian: {error} Write what "
+        "is differentiated inside with other operators (for attention, say, "
+        "torch.nn.attention.sdpa_kernel(SDPBackend.MATH); for an LSTM, cells)."
+    )
+
+
 _DIAGNOSES = {
+    "derivative": _derivative,
     "losses": _losses,
     "coupled": _coupled,
     "uncovered": _uncovered,

@@ -3,7 +3,6 @@
 import builtins
 import logging
 import re
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import torch.fx.traceback
 
 from fxgram.batch import Batch
 from fxgram.capture_errors import explained
+from fxgram.captured import LARGEST
 from fxgram.errors import FxgramError
 from fxgram.wrapper import Wrapper
 
@@ -27,7 +27,7 @@ def _export(wrapper: Wrapper, tensors: tuple[torch.Tensor, ...], shapes: Any) ->
 def export_static(wrapper: Wrapper, batch: Batch) -> Any:
     """Export for the sizes of this batch alone."""
     try:
-        return _export(wrapper, tuple(_stand_ins(batch, None)), None)
+        return _export(wrapper, tuple(stand_ins(batch, None)), None)
     except FxgramError:
         raise
     except Exception as error:
@@ -40,7 +40,7 @@ def export_symbolic(wrapper: Wrapper, batch: Batch, count: int) -> Any:
     An operator or an `if` that decides by the number of samples leaves a program for the range of
     numbers with the same decisions as `count`.
     """
-    tensors = tuple(_stand_ins(batch, count))
+    tensors = tuple(stand_ins(batch, count))
     low, high = 2, None
     for attempt in range(2):
         samples = torch.export.Dim("batch", min=low, max=high)
@@ -64,9 +64,9 @@ def sample_range(program: Any) -> tuple[int, int]:
         (r for s, r in program.range_constraints.items() if re.fullmatch(r"s\d+", str(s))), None
     )
     if found is None:
-        return 2, sys.maxsize
+        return 2, LARGEST
     top = found.upper
-    return max(2, int(found.lower)), int(top) if isinstance(top, sympy.Integer) else sys.maxsize
+    return max(2, int(found.lower)), int(top) if isinstance(top, sympy.Integer) else LARGEST
 
 
 def serves(program: Any, batch: Batch) -> bool:
@@ -94,7 +94,7 @@ def symbolic_len() -> Iterator[None]:
         builtins.len = plain
 
 
-def _stand_ins(batch: Batch, count: int | None) -> Iterator[torch.Tensor]:
+def stand_ins(batch: Batch, count: int | None) -> Iterator[torch.Tensor]:
     """Tensors like those of the batch, with `count` samples if that is given.
 
     Export runs on fake tensors: values are never read, and memory never touched.
@@ -123,6 +123,9 @@ def quiet() -> Iterator[None]:
         with torch.enable_grad(), warnings.catch_warnings():
             # The wrapper finds assigned attributes itself; `_flat_weights` of an LSTM is none.
             warnings.filterwarnings("ignore", message="The tensor attribute")
+            # Formulas of forward-mode derivatives are scripted when they are first needed.
+            warnings.filterwarnings("ignore", message=".*torch.jit.script")
+            warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not")
             yield
     finally:
         torch.backends.opt_einsum.enabled = enabled

@@ -10,17 +10,21 @@ from torch import fx, nn
 import passes
 from fxgram import plan
 from fxgram.backward import attach
-from fxgram.capture import Captured
-from fxgram.diagnosis import raise_for, untraceable
-from fxgram.errors import FxgramError, InvalidBatch
+from fxgram.captured import Captured
+from fxgram.errors import InvalidBatch
 from fxgram.rules import find
-from passes import GradientPart, PassError, PassRecord, Spec
+from passes import GradientPart, PassRecord, Spec
 
 _PLANNED = ("contract", "clean")  # passes that depend on the batch size, through the plan
 
 
 class Program:
-    """Compiled for one kind of batch; serves every number of samples of that kind."""
+    """Compiled for one kind of batch; serves every number of samples of that kind.
+
+    `coupled`: losses may share samples. `loss_by_loss`: they do, or no sample axis is followed.
+
+    Raises: PassError.
+    """
 
     def __init__(
         self,
@@ -29,14 +33,19 @@ class Program:
         samples: int,
         *,
         coupled: bool,
+        loss_by_loss: bool,
         cross_terms: bool,
         rules: Callable = find,
     ):
         self.captured, self.model = captured, model
         choose = self._chooser(samples)
-        self.spec = Spec(captured.inputs, captured.samples, rules, choose, coupled, cross_terms)
+        one_size = captured.samples is None and not coupled
+        self.spec = Spec(
+            captured.inputs, captured.samples, rules, choose, loss_by_loss,
+            samples if one_size else None, cross_terms,
+        )  # fmt: skip
         fixed = [p for p in passes.PASSES if p.__name__ not in _PLANNED]
-        self.lowered, self._records = self._run(captured.gm, self.spec, fixed)
+        self.lowered, self._records = passes.run(captured.gm, self.spec, fixed)
         self._planned: dict[tuple[str, ...], Planned] = {}
         self._choices: dict[int, Planned] = {}
         self.last_samples = samples
@@ -55,6 +64,11 @@ class Program:
     def sited(self) -> fx.Graph:
         """The graph of the user's operators, with the sample axis of every value noted."""
         return next(r.snapshot for r in self._records if r.name == "batch_axes")
+
+    @property
+    def unproven(self) -> bool:
+        """Whether an operator could carry gradient between samples, for all that the graph says."""
+        return bool(passes.facts(self.lowered).get("unproven"))
 
     def serves(self, samples: int) -> bool:
         """Whether the program holds for this number of samples."""
@@ -85,20 +99,10 @@ class Program:
             if choices not in self._planned:
                 spec = replace(self.spec, choose=self._chooser(samples))
                 late = [p for p in passes.PASSES if p.__name__ in _PLANNED]
-                gm, records = self._run(self.lowered, spec, late)
+                gm, records = passes.run(self.lowered, spec, late)
                 self._planned[choices] = Planned(self, passes.partition(gm), records)
             self._choices[samples] = self._planned[choices]
         return self._choices[samples]
-
-    def _run(self, gm, spec, sequence):
-        try:
-            return passes.run(gm, spec, sequence)
-        except PassError as error:
-            raise_for(error, self.captured)
-        except (FxgramError, KeyboardInterrupt):
-            raise
-        except Exception as error:
-            raise untraceable(error) from error
 
     @staticmethod
     def _chooser(samples: int) -> Callable:
@@ -121,24 +125,31 @@ class Planned:
             for part in partition.parts
         ]
 
-    def __call__(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the step on the tensors of a batch: losses `[K]` and Gramian `[K, K]`."""
+    def __call__(
+        self, tensors: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor, tuple[Any, ...]]:
+        """Run the step on the tensors of a batch: losses `[K]`, Gramian `[K, K]`, values of aux."""
         keep = torch.is_grad_enabled()
         module = self.partition.forward if keep else self.partition.evaluate
         with torch.no_grad():
             losses, gramian, *rest = module.forward(*self.inputs(tensors))
-            count = len(self._mutated)
-            written, saved = rest[:count], rest[count:]
+            aux, written, saved = self._split(rest)
             targets = self._targets(tensors)
             if targets:
                 _refuse_aliases(tensors, [at for at in self._mutated_batch if at >= 0])
-                saved = _apart(saved, targets)
+                saved, aux = _apart(saved, targets), _apart(aux, targets)
             if keep:
                 with torch.enable_grad():
                     losses = attach(losses, self._parts(saved))
             for target, value in zip(targets, written):
                 target.copy_(value)
-        return losses, gramian
+        return losses, gramian, tuple(aux)
+
+    def _split(self, rest: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """Values of aux, new values of what the forward writes, and what the backward needs."""
+        aux = self.partition.aux
+        written = aux + len(self._mutated)
+        return rest[:aux], rest[aux:written], rest[written:]
 
     def _targets(self, tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
         """Buffers and batch tensors that the step writes to."""
@@ -156,10 +167,10 @@ class Planned:
         with torch.no_grad():
             losses, _, *rest = self.partition.forward.forward(*self.inputs(tensors))
             found: dict[str, torch.Tensor] = {}
-            for part, _, saved in self._parts(rest[len(self._mutated) :]):
+            for part, _, saved in self._parts(self._split(rest)[2]):
                 for name, grad in zip(part.parameters, part.module.forward(weights, *saved)):
                     found[self._program.captured.inputs[name].name] = grad
-            for target, value in zip(self._targets(tensors), rest):
+            for target, value in zip(self._targets(tensors), self._split(rest)[1]):
                 target.copy_(value)
         return losses, found
 

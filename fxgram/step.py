@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from fxgram.batch import Batch, flatten, validate_batch_dim
-from fxgram.capture import capture
-from fxgram.checks import check as check_program
+from fxgram.compilation import compile_program
 from fxgram.errors import CaptureError, InvalidArgument, InvalidBatch, InvalidLosses
 from fxgram.explain import Explanation, PassTable
 from fxgram.guards import Guard
-from fxgram.models import refuse_model, unwrapped
+from fxgram.models import unwrapped
 from fxgram.program import Program
+from fxgram.returned import Aux, Objective
 
 _KEPT = 8  # programs for one kind of batch
 _log = logging.getLogger("fxgram")
@@ -48,11 +48,22 @@ def compile(
             entry for each positional argument (a dim, None for what the samples share, or a tree of
             these), as `in_dims` of torch.vmap. None: losses of any shape that may share samples
             (one for each task, contrastive, batch norm in training mode), one backward for each.
+        aux: True, the objective returns `(losses, aux)` and the step `(losses, gramian, aux)`: any
+            container of tensors, which come detached, and of plain values, read when compiling.
         cross_terms: False, every use of a parameter counts as a parameter of its own in the
             Gramian (the gradients are the true ones either way); True, exactly `J Jᵀ`.
         check: compare the first batch of every compiled program with the eager model, and test
             that samples are independent; costs one eager step and one more backward.
         example: a batch (tuple of arguments) to compile for now, not at the first call.
+
+    The losses may come as a tuple, list or dict, also nested, in the order of
+    `torch.utils._pytree` (dicts as written). With `batch_dim=None` the tensors are flattened and
+    follow each other: `{"a": [2], "b": []}` gives losses `[3]`. Otherwise every tensor holds the
+    samples on its first axis and they stand side by side: `{"a": [K], "b": [K, 2]}` gives
+    `[K, 3]`, whose rows follow `losses.flatten()`, sample by sample.
+
+    The objective may differentiate inside: torch.func, or torch.autograd.grad with
+    `create_graph=True`. Such a program may hold for one batch size alone.
 
     The other options are reserved and raise NotImplementedError.
 
@@ -62,7 +73,6 @@ def compile(
     """
     reserved = {
         "parameters": (parameters, None),
-        "aux": (aux, False),
         "memory_budget": (memory_budget, None),
         "retain": (retain, "auto"),
         "plan": (plan, "cost"),
@@ -79,7 +89,8 @@ def compile(
         raise InvalidArgument(f"`objective` must be callable, not {type(objective).__name__}.")
     validate_batch_dim(batch_dim)
     model = unwrapped(model)
-    step = GramianStep(model, objective, batch_dim, bool(cross_terms), bool(check))
+    objective = Objective(model, objective, bool(aux))
+    step = GramianStep(objective, batch_dim, bool(cross_terms), bool(check))
     if example is not None:
         step.prepare(*(example if isinstance(example, tuple | list) else (example,)))
     return step
@@ -94,19 +105,18 @@ class GramianStep:
 
     def __init__(
         self,
-        model: nn.Module,
-        objective: Callable | None,
+        objective: Objective,
         batch_dim: Any,
         cross_terms: bool,
         check: bool,
     ):
-        self._model, self._objective = model, objective
+        self._objective = objective
         self._batch_dim, self._cross_terms, self._check = batch_dim, cross_terms, check
         self._programs: dict[tuple, list[tuple[Guard, Program]]] = {}
         self._last: Program | None = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Run the step: losses `[K]` and their Gramian `[K, K]`.
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple:
+        """Run the step: losses `[K]` and their Gramian `[K, K]`, then what aux holds, if asked for.
 
         Losses `[K, T]`, T for each sample, give a Gramian `[K*T, K*T]` whose rows follow
         `losses.flatten()`.
@@ -120,7 +130,9 @@ class GramianStep:
         self._refuse(batch)
         if batch.size == 0:
             return self._empty(batch)
-        return self._program(batch).planned(batch.size)(batch.tensors)
+        program = self._program(batch)
+        found = program.planned(batch.size)(batch.tensors)
+        return self._results(*found, program.captured.aux)
 
     def prepare(self, *args: Any, **kwargs: Any) -> "GramianStep":
         """Compile for a batch like this one without running the step; returns the step."""
@@ -147,9 +159,8 @@ class GramianStep:
 
     def __deepcopy__(self, memo: dict) -> "GramianStep":
         """A step for a copy of the model; it compiles anew."""
-        model = copy.deepcopy(self._model, memo)
         objective = copy.deepcopy(self._objective, memo)
-        return GramianStep(model, objective, self._batch_dim, self._cross_terms, self._check)
+        return GramianStep(objective, self._batch_dim, self._cross_terms, self._check)
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the compiled programs, which are made again when they are needed."""
@@ -157,7 +168,7 @@ class GramianStep:
 
     def __repr__(self) -> str:
         if self._last is None:
-            return f"GramianStep({type(self._model).__name__}, not compiled yet)"
+            return f"GramianStep({type(self._objective.model).__name__}, not compiled yet)"
         return str(self.explain())
 
     def _used(self) -> Program:
@@ -189,8 +200,15 @@ class GramianStep:
             if program.serves(batch.size) and guard.holds():
                 break
         else:
-            program = self._compile(batch)
-            entries.append((Guard(self._model, self._objective), program))
+            program = compile_program(
+                self._objective,
+                batch,
+                coupled=self._batch_dim is None,
+                cross_terms=self._cross_terms,
+                check=self._check,
+            )
+            guard = Guard(self._objective.model, self._objective.function)
+            entries.append((guard, program))
             if len(entries) > _KEPT:
                 del entries[0]
                 _log.warning(
@@ -202,50 +220,16 @@ class GramianStep:
         program.last_samples = batch.size
         return program
 
-    def _compile(self, batch: Batch) -> Program:
-        kind = f"{batch.size} sample" + ("s (and any other number)" if batch.size > 1 else "")
-        _log.info("compiling %s for %s", type(self._model).__name__, kind)
-        refuse_model(self._model)
-        with torch.inference_mode(False):
-            return self._compiled(batch)
-
-    def _compiled(self, batch: Batch) -> Program:
-        captured = capture(self._model, self._objective, batch)
-        program = Program(
-            captured,
-            self._model,
-            batch.size,
-            coupled=self._batch_dim is None,
-            cross_terms=self._cross_terms,
-        )
-        if self._check:
-            check_program(program, self._model, self._objective, batch)
-        if not self._cross_terms:
-            self._warn_of_reuse(program)
-        return program
-
-    def _warn_of_reuse(self, program: Program) -> None:
-        counts: dict[str, int] = {}
-        for contribution in program.contributions:
-            for use in contribution.uses:
-                counts[use.parameter] = counts.get(use.parameter, 0) + 1
-        reused = {name: n for name, n in counts.items() if n > 1}
-        if reused:
-            listed = ", ".join(f"{name} ({n} uses)" for name, n in reused.items())
-            _log.warning(
-                "parameters used more than once: %s. The Gramian leaves out the cross terms "
-                "between their uses (cross_terms=False).",
-                listed,
-            )
-
-    def _empty(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _empty(self, batch: Batch) -> tuple:
         """No samples: there is nothing to share, so the eager model itself runs."""
-        args, kwargs = batch.arguments(batch.tensors)
-        call = self._model if self._objective is None else self._objective
-        losses = (
-            call(*args, **kwargs) if call is self._model else call(self._model, *args, **kwargs)
-        )
+        returned = self._objective(batch, batch.tensors)
+        losses = returned.losses
         if not isinstance(losses, Tensor) or losses.numel() or not losses.is_floating_point():
             raise InvalidLosses("An empty batch needs empty losses, of shape [0] or [0, T].")
         dtype = torch.promote_types(losses.dtype, torch.float32)
-        return losses, losses.detach().new_zeros(0, 0, dtype=dtype)
+        gramian = losses.detach().new_zeros(0, 0, dtype=dtype)
+        return self._results(losses, gramian, returned.values, returned.aux)
+
+    @staticmethod
+    def _results(losses: Tensor, gramian: Tensor, values: tuple, aux: Aux | None) -> tuple:
+        return (losses, gramian) if aux is None else (losses, gramian, aux.filled(values))

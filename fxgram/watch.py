@@ -9,25 +9,32 @@ from typing import Any
 import torch
 import torch.fx.traceback
 from torch import nn
+from torch._C import _functorch as functorch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, has_proxy_slot
 from torch.nn.modules import module as module_registry
 from torch.overrides import TorchFunctionMode
 
 from fxgram.constants import UNKNOWN, Constants
 from fxgram.errors import CaptureError
+from fxgram.returned import Aux
 from fxgram.snapshot import objects_named
 
 _HOOKS = {"register_hook", "register_post_accumulate_grad_hook", "retain_grad"}
-_DERIVATIVES = {torch.autograd.grad, torch.Tensor.backward, torch.autograd.backward}
+_BACKWARDS = {torch.Tensor.backward, torch.autograd.backward}
 _LOOPS = {torch.Tensor.__iter__, torch.Tensor.unbind, torch.unbind, torch.Tensor.tolist}
+
+
+class DifferentiatesInside(Exception):
+    """The objective differentiates inside: export is the wrong tracer."""
 
 
 class Watch(TorchFunctionMode):
     """Raise, by name, what would be lost: each item of §4 of the design that export drops.
 
     Custom `autograd.Function`s (export keeps their forward alone), tensor hooks (no node), foreign
-    tensors that require grad (become constants), derivatives inside of the objective. Also gives
-    every node the user's own lines as its stack trace.
+    tensors that require grad (become constants). Also gives every node the user's own lines as its
+    stack trace, and finds out whether the objective differentiates inside.
     """
 
     def __init__(self, model: nn.Module, objective: Callable | None):
@@ -36,8 +43,10 @@ class Watch(TorchFunctionMode):
         self._constants = Constants()
         self._parameters = {id(p): name for name, p in model.named_parameters()}
         self._objective = objective
+        self.differentiates = False  # `autograd.grad` or torch.func was seen inside
         self.loop: str | None = None  # the last line that asked for the samples one by one
         self.plain_after: dict[str, Any] = {}  # attributes as the forward left them
+        self.aux: Aux | None = None  # what the forward returned besides the losses
 
     def __enter__(self) -> "Watch":
         self._apply = torch.autograd.Function.__dict__["apply"]
@@ -68,11 +77,20 @@ class Watch(TorchFunctionMode):
                 "Register hooks on parameters outside of the forward, or write the change of the "
                 "gradient as an operator."
             )
-        if func in _DERIVATIVES:
+        if func in _BACKWARDS:
             raise CaptureError(
-                "The objective differentiates inside (autograd.grad or backward); derivatives "
-                "inside of the objective are not supported yet."
+                "The objective calls backward, which would add to `.grad` in every step: use "
+                "torch.autograd.grad(..., create_graph=True)."
             )
+        if name == "detach_" and self.differentiates:
+            raise CaptureError(
+                "The objective calls `detach_`, which leaves no trace where it also differentiates "
+                "inside: use y = y.detach()."
+            )
+        inside = func is torch.autograd.grad or functorch.maybe_current_level() is not None
+        if inside and not self.differentiates:
+            self.differentiates = True
+            raise DifferentiatesInside
         if name == "__get__":
             return func(*args, **kwargs)
         for leaf in torch.utils._pytree.tree_leaves((args, kwargs)):
@@ -91,12 +109,13 @@ class Watch(TorchFunctionMode):
         return result
 
     def _refuse_foreign(self, tensor: torch.Tensor) -> None:
-        if isinstance(tensor, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(
-            tensor
-        ):
+        if isinstance(tensor, FakeTensor) or functorch.is_functorch_wrapped_tensor(tensor):
             return
         if type(tensor) not in (torch.Tensor, nn.Parameter) or not tensor.is_leaf:
             return
+        tracer = get_proxy_mode()
+        if tracer is not None and has_proxy_slot(tensor, tracer.tracer):
+            return  # made by the objective, or given to it
         if id(tensor) in self._parameters:
             name = self._parameters[id(tensor)]
             raise CaptureError(

@@ -1,38 +1,34 @@
 """Model and objective as one module, whose side effects are operators or errors."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from fxgram.batch import Batch
-from fxgram.errors import CaptureError, InvalidLosses
+from fxgram.errors import CaptureError
+from fxgram.returned import Objective
 from fxgram.state import plain_attributes
 from fxgram.watch import Watch
 
 
 class Wrapper(nn.Module):
-    """`forward(*tensors of the batch) -> losses`, for export."""
+    """`forward(*tensors of the batch) -> (losses, *computed leaves of aux)`, for a tracer."""
 
-    def __init__(self, model: nn.Module, objective: Callable | None, batch: Batch):
+    def __init__(self, objective: Objective, batch: Batch):
         super().__init__()
-        self.model = model
-        self.training = model.training
-        self.watch = Watch(model, objective)
-        # Not as attributes of its own: an objective that is a module would become part of this one.
-        self._batch, self._call = batch, (objective or model,)
+        self.model = objective.model
+        self.training = objective.model.training
+        self.watch = Watch(objective.model, objective.function)
+        self._objective, self._batch = objective, batch
 
-    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
-        args, kwargs = self._batch.arguments(tensors)
+    def forward(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
         tables = [(m._buffers, dict(m._buffers)) for m in self.model.modules()]
         attributes = [(m, _tensors(vars(m))) for m in self.model.modules()]
         parameters = [(m, _tensors(m._parameters)) for m in self.model.modules()]
         with self.watch:
-            (call,) = self._call
-            losses = (
-                call(*args, **kwargs) if call is self.model else call(self.model, *args, **kwargs)
-            )
+            returned = self._objective(self._batch, tensors)
+        self.watch.aux = returned.aux
         self.watch.plain_after = plain_attributes(self.model)
         for table, before in tables:
             _write_assigned(table, before)
@@ -40,18 +36,7 @@ class Wrapper(nn.Module):
             _refuse_assigned(module, vars(module), before)
         for module, before in parameters:
             _refuse_assigned(module, module._parameters, before)
-        if not isinstance(losses, torch.Tensor):
-            raise InvalidLosses(
-                f"The objective returned {_described(losses)} instead of a tensor of losses (with "
-                "batch_dim=0 one for each sample, [K]): return one tensor, stacked or concatenated."
-            )
-        return losses
-
-
-def _described(value: Any) -> str:
-    if value is None or isinstance(value, bool | int | float):
-        return repr(value)
-    return f"a {type(value).__name__}"
+        return returned.losses, *returned.values
 
 
 def _write_assigned(table: dict[str, Any], before: dict[str, Any]) -> None:

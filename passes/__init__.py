@@ -14,6 +14,7 @@ from passes.differentiate import WEIGHTS as WEIGHTS
 from passes.differentiate import differentiable_axes as differentiable_axes
 from passes.differentiate import differentiate
 from passes.differentiate import loss_columns as loss_columns
+from passes.differentiate import name_placeholders as name_placeholders
 from passes.differentiate import scale_rows as scale_rows
 from passes.driver import PassRecord as PassRecord
 from passes.driver import copy_graph as copy_graph

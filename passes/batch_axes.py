@@ -28,10 +28,10 @@ def batch_axes(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
         if node.op != "output":
             _follow(node, spec)
     _check_losses(gm, spec)
-    coupled = [n for n in _reaching_losses(gm) if not spec.coupled and _couples(n, spec)]
+    coupled = [n for n in _reaching_losses(gm) if not spec.loss_by_loss and _couples(n, spec)]
     if coupled:
         raise PassError("coupled", "samples are coupled", tuple(coupled))
-    if not spec.coupled and spec.samples is not None:
+    if not spec.loss_by_loss and spec.samples is not None:
         facts(gm)["unproven"] = tuple(n for n in _reaching_losses(gm) if moves_samples(n))
     groups = collect_groups(gm)
     if not groups:
@@ -154,8 +154,8 @@ def _check_losses(gm: fx.GraphModule, spec: Spec) -> None:
     if not value.is_floating_point():
         raise PassError("losses", f"the losses are {value.dtype}, not floating point", (losses,))
     axis = _only_axis(losses)
-    if not spec.coupled and spec.samples is None and 1 not in shape:
-        axis = None  # captured for one sample, and no axis of size 1 holds it
+    if spec.count is not None and spec.count not in shape:
+        axis = None  # captured for so many samples, and no axis of that size holds them
     if axis is None or axis.outer * axis.inner > 1:
         raise PassError("losses", f"the losses have shape {list(shape)}", (losses,))
     if not note(losses).grad:

@@ -39,7 +39,7 @@ def contract(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     mirrored = emitter.call(aten.t.default, total, val=square)
     doubled = emitter.call(aten.add.Tensor, total, mirrored, val=square)
     gramian = emitter.call(aten.mul.Tensor, doubled, 0.5, val=square)
-    kept = ("losses", "mutated", "cotangents", "gradients")
+    kept = ("losses", "aux", "mutated", "cotangents", "gradients")
     emitter.output.args = ({**{key: results[key] for key in kept}, "gramian": gramian},)
     drop_dead_nodes(gm.graph)
     gm.recompile()

@@ -1,5 +1,6 @@
 """`differentiate`: forward, cotangents and weighted gradient in one graph of kernels."""
 
+import re
 from typing import Any
 
 import torch
@@ -14,9 +15,10 @@ from passes.functionalize import functionalize
 from passes.loss_by_loss import LossByLoss
 from passes.propagate import fake_mode_of, faking
 from passes.sites import UseGroup
-from passes.spec import Spec, tensors
+from passes.spec import PassError, Spec, tensors
 from passes.use import is_use, use
 
+_NO_DERIVATIVE = "derivative for .* is not implemented|differentiate twice|once_differentiable"
 SEEDS, WEIGHTS = "row_seeds", "row_weights"  # the placeholders that this pass adds, both [K]
 
 
@@ -27,8 +29,8 @@ def differentiate(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     losses yields the cotangent of every `y` and no weight gradient. The weighted gradient is the
     backward of `op` with `x` cut off instead, from `weights[k] * cotangent[k]`.
 
-    The output becomes a dict: `losses`, `mutated` {placeholder: value}, `values` {node of the
-    captured graph: value}, `cotangents` {site: for each loss of a sample, one for each output},
+    The output becomes a dict: `losses`, `aux`, `mutated` {placeholder: value}, `values` {node of
+    the captured graph: value}, `cotangents` {site: for each loss of a sample, one for each output},
     `gradients` {placeholder: value}. Losses `[K, T]` take T backward sweeps.
     """
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
@@ -39,9 +41,14 @@ def differentiate(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
         rows = [losses.new_ones(losses.shape), losses.new_ones(losses.shape)]
     fakes = [n.meta["val"] for n in placeholders] + rows
     with faking(mode), torch.enable_grad(), preserve_node_meta():
-        interpreter = LossByLoss(gm) if spec.coupled else _Joint(gm)
-        traced = make_fx(interpreter.run, tracing_mode="real")(*fakes)
-    _name_placeholders(traced.graph, [n.name for n in placeholders] + [SEEDS, WEIGHTS])
+        interpreter = LossByLoss(gm, spec.rows) if spec.loss_by_loss else _Joint(gm)
+        try:
+            traced = make_fx(interpreter.run, tracing_mode="real")(*fakes)
+        except RuntimeError as error:
+            if not re.search(_NO_DERIVATIVE, str(error)):
+                raise
+            raise PassError("derivative", str(error).splitlines()[0].strip(". ") + ".") from error
+    name_placeholders(traced.graph, [n.name for n in placeholders] + [SEEDS, WEIGHTS])
     _drop_detaches(traced.graph)
     joint = functionalize(traced, spec)
     *_, output = joint.graph.nodes
@@ -81,6 +88,7 @@ class _Joint:
         cotangents = self.cotangents(losses, seeds)
         return {
             "losses": losses,
+            "aux": tuple(results[1:]),
             "mutated": dict(mutated),
             "values": {n.name: v for n, v in self.env.items()},
             "cotangents": {n.name: tuple(c) for n, c in cotangents.items()},
@@ -188,7 +196,8 @@ def _differentiable(out: Any) -> list[torch.Tensor]:
     return [t for t in tensors(out) if t.is_floating_point() or t.is_complex()]
 
 
-def _name_placeholders(graph: fx.Graph, names: list[str]) -> None:
+def name_placeholders(graph: fx.Graph, names: list[str]) -> None:
+    """Give the placeholders of a trace names that say what they are."""
     old = [n for n in graph.nodes if n.op == "placeholder"]
     for node, name in zip(old, names, strict=True):
         with graph.inserting_before(node):

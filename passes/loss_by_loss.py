@@ -15,11 +15,12 @@ class LossByLoss:
     """Interpret the captured graph with a leaf for each use, and differentiate every loss.
 
     Needs no sample axis and no rules: the backward of all m losses, batched over a leading dim,
-    gives `J_u [m, *parameter]` for each use u. Costs m times an ordinary backward.
+    gives `J_u [m, *parameter]` for each use u. Costs m times an ordinary backward, and the memory
+    of one for `chunk` losses at a time.
     """
 
-    def __init__(self, gm: fx.GraphModule):
-        self.gm = gm
+    def __init__(self, gm: fx.GraphModule, chunk: int):
+        self.gm, self.chunk = gm, chunk
         self.env: dict[fx.Node, Any] = {}
         self.leaves: dict[fx.Node, torch.Tensor] = {}
 
@@ -38,6 +39,7 @@ class LossByLoss:
         jacobians = self.jacobians(losses, seeds)
         return {
             "losses": losses,
+            "aux": tuple(results[1:]),
             "mutated": dict(mutated),
             "values": {n.name: v for n, v in self.env.items()},
             "cotangents": {},
@@ -53,14 +55,25 @@ class LossByLoss:
         return node.target(*map_arg(node.args, read), **map_arg(node.kwargs, read))
 
     def jacobians(self, losses: torch.Tensor, seeds: torch.Tensor) -> dict[fx.Node, Any]:
+        if not losses.requires_grad:
+            return {}
         rows = torch.diag(seeds.flatten())
+        try:
+            chunks = [self.backward(losses, chunk) for chunk in rows.split(self.chunk)]
+        except RuntimeError:  # some operators have no batching rule, or a wrong one
+            each = [self.backward(losses, row) for row in rows.unbind()]
+            chunks = [[g if g is None else g.unsqueeze(0) for g in grads] for grads in each]
+        found = zip(self.leaves, zip(*chunks))
+        return {use: torch.cat(parts) for use, parts in found if parts[0] is not None}
+
+    def backward(self, losses: torch.Tensor, rows: torch.Tensor) -> Any:
+        """Gradients of every use for weights `[m]` of the losses, or for several `[r, m]`."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="There is a performance drop")
-            found = torch.autograd.grad(
+            return torch.autograd.grad(
                 losses.flatten(), list(self.leaves.values()), rows,
-                is_grads_batched=True, allow_unused=True,
+                is_grads_batched=rows.ndim > 1, allow_unused=True, retain_graph=True,
             )  # fmt: skip
-        return {use: j for use, j in zip(self.leaves, found) if j is not None}
 
     def gradients(self, jacobians: dict[fx.Node, Any], weights: torch.Tensor) -> dict[str, Any]:
         total: dict[str, torch.Tensor] = {}

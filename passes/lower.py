@@ -35,7 +35,7 @@ def lower(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     Raises: PassError "uncovered" naming every use that neither a rule nor the fallback covers.
     """
     lowering = _Lowering(gm, spec)
-    if spec.coupled:
+    if spec.loss_by_loss:
         facts(gm)["contributions"] = tuple(lowering.loss_by_loss(facts(gm)["groups"]))
         return gm
     lowered, uncovered = [], []

@@ -26,9 +26,10 @@ class GradientPart:
 class Partition:
     """The compiled program as two kinds of modules, all taking tensors alone."""
 
-    forward: fx.GraphModule  # inputs -> (losses, gramian, *mutated, *saved)
-    evaluate: fx.GraphModule  # inputs -> (losses, gramian, *mutated): nothing kept
+    forward: fx.GraphModule  # inputs -> (losses, gramian, *aux, *mutated, *saved)
+    evaluate: fx.GraphModule  # inputs -> (losses, gramian, *aux, *mutated): nothing kept
     inputs: tuple[str, ...]
+    aux: int  # how many values the objective returns besides the losses
     mutated: tuple[str, ...]  # placeholders whose new values the modules return
     parts: tuple[GradientPart, ...]
 
@@ -53,12 +54,13 @@ def partition(gm: fx.GraphModule) -> Partition:
     at = {node: i for i, node in enumerate(saved)}
     parts = tuple(_gradient_part(gm, names, wanted, late, weights, at) for names in groups)
     mutated = dict(results["mutated"])
-    plain = [results["losses"], results["gramian"], *mutated.values()]
+    plain = [results["losses"], results["gramian"], *results["aux"], *mutated.values()]
     names = tuple(n.name for n in inputs if n.name not in (SEEDS, WEIGHTS))
     return Partition(
         forward=_forward(gm, plain + list(saved), results["losses"]),
         evaluate=_forward(gm, plain, results["losses"]),
         inputs=names,
+        aux=len(results["aux"]),
         mutated=tuple(mutated),
         parts=parts,
     )
@@ -130,7 +132,7 @@ def _gradient_part(gm, names, wanted, late, weights, at) -> GradientPart:
 def _forward(gm: fx.GraphModule, outputs: list[fx.Node], losses: fx.Node) -> fx.GraphModule:
     graph, mapping = copy_graph(gm.graph)
     *_, output = graph.nodes
-    output.args = (tuple(mapping[n] for n in outputs),)
+    output.args = (tuple(mapping.get(n, n) for n in outputs),)
     seeds = next(n for n in graph.nodes if n.op == "placeholder" and n.name == SEEDS)
     with graph.inserting_after(mapping[losses]):
         contiguous = {"memory_format": torch.contiguous_format}

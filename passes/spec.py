@@ -28,8 +28,11 @@ class Spec:
     )  # symbol of the batch size K; None: one sample, the whole of every value
     rules: Callable[[Any, str], Callable | None]  # (op overload, schema argument) -> rule
     choose: Callable[[Any], Any]  # a contribution -> how its Gramian is contracted
-    coupled: bool = False  # losses share samples: one cotangent for each loss
+    # one cotangent for each loss: losses share samples, or a sample axis can't be followed
+    loss_by_loss: bool = False
+    count: int | None = None  # without a symbol: the size that an axis of the losses must have
     cross_terms: bool = False  # whether uses of one parameter are added before they are squared
+    rows: int = 32  # losses whose backward passes run at once where there is one for each loss
 
 
 class PassError(Exception):

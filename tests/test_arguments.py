@@ -195,5 +195,5 @@ def test_batch_that_the_forward_writes_to(model):
 
 def test_example_compiles_ahead(model, monkeypatch):
     step = fxgram.compile(model, squares, example=(X,))
-    monkeypatch.setattr("fxgram.step.capture", None)
+    monkeypatch.setattr("fxgram.compilation.capture", None)
     assert_agrees(step, model, squares, X[:3])

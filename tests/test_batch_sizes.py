@@ -9,7 +9,7 @@ from oracle import assert_gradients_close, gradient, trainable
 from torch import nn
 
 import fxgram
-from fxgram.step import capture
+from fxgram.capture import capture
 
 
 class Attention(nn.Module):
@@ -71,11 +71,11 @@ def captures(monkeypatch):
     """Give the list of the batch sizes that were captured."""
     sizes = []
 
-    def spy(model, objective, batch):
+    def spy(objective, batch, **options):
         sizes.append(batch.size)
-        return capture(model, objective, batch)
+        return capture(objective, batch, **options)
 
-    monkeypatch.setattr("fxgram.step.capture", spy)
+    monkeypatch.setattr("fxgram.compilation.capture", spy)
     return sizes
 
 

@@ -40,9 +40,10 @@ LOSSES = {
     "booleans": (lambda m, x: squares(m, x) > 0, ["bool", "floating"]),
     "not_a_tensor": (lambda m, x: 1.0, ["1.0"]),
     "none": (lambda m, x: None, ["None"]),
-    "tuple": (lambda m, x: (squares(m, x), x), ["tuple"]),
-    "list_of_losses": (lambda m, x: [squares(m, x)], ["list"]),
-    "dict": (lambda m, x: {"loss": squares(m, x)}, ["dict"]),
+    "with_a_name": (lambda m, x: (squares(m, x), "mse"), ["a str at [1]", "aux=True"]),
+    "with_integers": (lambda m, x: {"a": squares(m, x), "b": x.long()}, ["int64 at ['b']"]),
+    "with_a_mean": (lambda m, x: [squares(m, x), m(x).mean()], ["shape [] at [1]"]),
+    "empty_dict": (lambda m, x: {}, ["empty dict"]),
     "transposed_and_summed": (lambda m, x: m(x).square().sum(0), ["[2]"]),
     "one_too_few": (lambda m, x: squares(m, x)[1:], ["shape"]),
     "of_nobody": (lambda m, x: m.head.bias, ["[2]"]),
@@ -119,25 +120,6 @@ def test_shared_argument_that_holds_the_losses():
     )
 
 
-class Routed(nn.Module):
-    """A concatenation along the folded samples, after which nobody can tell them apart."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(torch.randn(3))
-
-    def forward(self, x):
-        flat = torch.cat([(x * 1.0).flatten(), self.w])
-        return flat[: len(x)]
-
-
-def test_use_that_nothing_covers():
-    """Every such use is in the message, with its line."""
-    message = refused(fxgram.UncoveredUse, lambda m, x: m(x) * x[:, 0], model=Routed())
-    assert "cat" in message
-    assert "torch.cat([(x * 1.0).flatten(), self.w])" in message
-
-
 class Bernoulli(nn.Module):
     def __init__(self):
         super().__init__()
@@ -202,6 +184,16 @@ def test_parameters_without_values_yet():
 
 @pytest.mark.parametrize("check", [True, False])
 def test_tuple_of_losses_is_never_taken_for_its_first_item(check):
-    step = fxgram.compile(Two(), lambda m, x: (squares(m, x), x), check=check)
+    step = fxgram.compile(Two(), lambda m, x: (squares(m, x), len(x)), check=check)
     with pytest.raises(fxgram.InvalidLosses):
+        step(X)
+
+
+@pytest.mark.parametrize("batch_dim", [0, None])
+@pytest.mark.parametrize("value", [lambda y: y, lambda y: (y,), lambda y: (y, y, y), lambda y: 2.0])
+def test_aux_without_a_pair(value, batch_dim):
+    step = fxgram.compile(Two(), lambda m, x: value(squares(m, x)), aux=True, batch_dim=batch_dim)
+    with pytest.raises(
+        fxgram.InvalidLosses, match=r"aux=True the objective returns \(losses, aux\)"
+    ):
         step(X)

@@ -144,7 +144,7 @@ def test_unchanged_values_compile_nothing(monkeypatch):
     model = Configured().double()
     step = fxgram.compile(model, squares)
     step(X)
-    monkeypatch.setattr("fxgram.step.capture", None)
+    monkeypatch.setattr("fxgram.compilation.capture", None)
     assert_agrees(step, model, squares, X)
     model.number, model.items = 1.0, [1.0, 2.0]
     assert_agrees(step, model, squares, X)

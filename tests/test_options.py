@@ -23,7 +23,6 @@ def test_objective_is_not_callable():
 
 RESERVED = {
     "parameters": ["body"],
-    "aux": True,
     "memory_budget": "2GiB",
     "retain": "recompute",
     "plan": "measure",

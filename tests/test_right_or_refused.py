@@ -184,7 +184,7 @@ def test_right_or_refused(name):
     build, x = MODELS[name]
     torch.manual_seed(0)
     model = build().double() if name != "complex" else build()
-    step = fxgram.compile(model, squares)
+    step = fxgram.compile(model, squares, cross_terms=True)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Lazy modules|.*torch.jit")
         try:
