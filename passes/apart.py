@@ -15,7 +15,7 @@ _BY_SIZES = {
     "sum", "mean", "amax", "amin", "max", "min", "prod", "var", "std", "norm", "logsumexp", "any",
     "all", "argmax", "argmin", "median", "nansum", "linalg_vector_norm", "var_mean", "std_mean",
     "repeat_interleave", "unfold", "swapaxes", "swapdims", "select_scatter", "slice_scatter",
-    "diagonal", "aminmax",
+    "diagonal", "aminmax", "select_backward", "slice_backward", "diagonal_backward",
 }  # fmt: skip
 _RESHAPES = {"view", "reshape", "_unsafe_view", "view_as", "reshape_as"}
 # Operands and which of their dims (from the end) are summed over.
@@ -41,9 +41,10 @@ def moves_samples(node: fx.Node) -> bool:
         found = note(operand)
         if not (found.grad and found.batched) or len(found.axes) != 1 or found.axes[0] is None:
             continue
-        axis, ndim = found.axes[0], operand.meta["val"].ndim
-        if axis.dim is None:
+        axis, value = found.axes[0], operand.meta["val"]
+        if axis.dim is None or not isinstance(value, torch.Tensor):
             continue
+        ndim = value.ndim
         if name in _RESHAPES or name in ("flatten", "unflatten"):
             moved = note(node).axes == (None,)
         elif name in ("index", "_unsafe_index", "index_put"):
