@@ -40,6 +40,7 @@ class Captured:
     inputs: dict[str, Input]  # by placeholder name
     constants: dict[str, torch.Tensor]  # by placeholder name, the objective's own tensors
     samples: sympy.Expr | None  # symbol of K; None: captured for one sample
+    calls: tuple[Callable, ...]  # what its marker operators stand for, by their keys
     sizes: tuple[int, int]  # least and largest K that the graph holds for
 
 
@@ -63,7 +64,7 @@ def capture(model: nn.Module, objective: Callable | None, batch: Batch) -> Captu
                     "what changes in a buffer."
                 )
     _refuse_values(program)
-    return _bound(program, model, batch)
+    return _bound(program, wrapper, batch)
 
 
 def _export(wrapper: Wrapper, batch: Batch) -> torch.export.ExportedProgram:
@@ -86,8 +87,9 @@ def _refuse_values(program: torch.export.ExportedProgram) -> None:
             )
 
 
-def _bound(program: torch.export.ExportedProgram, model: nn.Module, batch: Batch) -> Captured:
+def _bound(program: torch.export.ExportedProgram, wrapper: Wrapper, batch: Batch) -> Captured:
     """Say what each placeholder stands for."""
+    model = wrapper.model
     canonical = first_names(model)
     inputs, constants, samples = {}, {}, None
     names = iter(zip(batch.names, batch.dims))
@@ -110,7 +112,8 @@ def _bound(program: torch.export.ExportedProgram, model: nn.Module, batch: Batch
         else:
             raise CaptureError(f"The model holds an object that is no tensor: {spec.target}.")
     sizes = (1, 1) if samples is None else sample_range(program)
-    return Captured(program.graph_module, inputs, constants, samples, sizes)
+    calls = tuple(wrapper.watch.calls.targets)
+    return Captured(program.graph_module, inputs, constants, samples, calls, sizes)
 
 
 def first_names(model: nn.Module) -> dict[int, str]:

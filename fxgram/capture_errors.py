@@ -43,6 +43,11 @@ def explained(error: Exception, loop: str | None, stand_ins: int | None) -> Capt
             f"The forward reads the data of a tensor behind autograd's back{at}, with `.data` for "
             "example: use .detach() instead."
         )
+    if ".numpy() is not supported" in text:
+        return CaptureError(
+            f"The forward leaves PyTorch{at}: a graph of operators cannot follow. Make that code a "
+            "custom operator with torch.library.custom_op, register_fake and register_autograd."
+        )
     message = f"The model or objective could not be captured{at}: {type(error).__name__}: {first}"
     if stand_ins is not None and re.search(rf"\bs\d+\b|\b{stand_ins}\b", text):
         message += (

@@ -65,8 +65,7 @@ def _check_independence(program: Program, model: nn.Module, batch: Batch) -> Non
     if coupled:
         with frozen_state(model, tensors=True):
             named = coupling_operators(program, inputs, weights)
-        through = "; ".join(named[:3]) if named else f"operators behind {coupled[-1]}"
-        raise coupled_samples(through)
+        raise coupled_samples(named, f"operators behind {coupled[-1]}")
 
 
 def _cotangent_module(program: Program) -> tuple[fx.GraphModule, list[tuple[str, SampleAxis, int]]]:
@@ -135,8 +134,8 @@ def _check_faithful(
         raise UnfaithfulCapture(
             "The gradients of the compiled program differ from those of the eager model for "
             f"{', '.join(worst[:5])} (largest difference {wrong[worst[0]]:.2e}). Something in the "
-            "forward was lost when it was captured: a hook, a custom backward, or a change of "
-            "tensors that autograd does not see."
+            "forward was lost when it was captured, a change of tensors that autograd does not "
+            "see, say; or a hook or custom backward is not linear: it clips the gradient."
         )
 
 

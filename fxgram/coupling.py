@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxgram.diagnosis import describe
 from fxgram.program import Program
 from passes import SampleAxis, differentiable_axes, loss_columns, note, scale_rows
 
@@ -36,7 +35,7 @@ def rows_scaled(
 
 def coupling_operators(
     program: Program, inputs: list[torch.Tensor], weights: torch.Tensor
-) -> list[str]:
+) -> list[fx.Node]:
     """Operators whose output keeps samples apart although their input does not.
 
     Runs the captured graph under autograd, and compares the cotangents of every value under
@@ -58,7 +57,7 @@ def coupling_operators(
         if not rows_scaled(one, other, columns[0], axes[0]):
             mixed.add(node)
     ends = {user for n in mixed for user in n.users if note(user).grad and user not in mixed}
-    return [describe(node) for node in program.sited.nodes if node in ends]
+    return [node for node in program.sited.nodes if node in ends]
 
 
 class _Recorder(fx.Interpreter):

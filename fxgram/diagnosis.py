@@ -1,6 +1,7 @@
 """Say in the user's words what the passes found wrong."""
 
 import re
+from collections.abc import Sequence
 from typing import NoReturn
 
 import torch
@@ -10,11 +11,12 @@ from fxgram.capture import Captured
 from fxgram.errors import (
     CaptureError,
     CoupledSamples,
+    FxgramError,
     InvalidLosses,
     NoTrainableParameter,
     UncoveredUse,
 )
-from passes import PassError, source_line
+from passes import PassError, has_foreign_backward, source_line, target_name
 
 
 def raise_for(error: PassError, captured: Captured) -> NoReturn:
@@ -27,7 +29,7 @@ def raise_for(error: PassError, captured: Captured) -> NoReturn:
 
 def describe(node: fx.Node) -> str:
     """`layer_norm of [K, 8] at model.py:12: self.norm(x)`."""
-    name = getattr(node.target, "_opname", None) or str(node.target)
+    name = target_name(node)
     value = node.meta.get("val")
     shape = f" giving {_sizes(value.shape)}" if isinstance(value, torch.Tensor) else ""
     return f"`{name}`{shape} at {source_line(node)}"
@@ -50,8 +52,16 @@ def _losses(error: PassError, captured: Captured) -> Exception:
     )
 
 
-def coupled_samples(through: str) -> CoupledSamples:
-    """The error for samples that depend on each other through the named operators."""
+def coupled_samples(nodes: Sequence[fx.Node], otherwise: str = "") -> FxgramError:
+    """The error for cotangents that mix samples at these operators (`otherwise`: somewhere)."""
+    through = "; ".join(map(describe, nodes[:3])) or otherwise
+    if any(map(has_foreign_backward, nodes)):
+        return CaptureError(
+            f"The gradient that comes out of {through} is not proportional to the gradient that "
+            "goes in, sample by sample: the custom backward or hook clips it, say, or mixes "
+            "samples. Then the gradients of the losses do not add up to that of their sum: change "
+            "`.grad` after the backward instead."
+        )
     return CoupledSamples(
         f"The losses of different samples depend on each other through {through}. With batch_dim=0 "
         "every loss must depend on its own sample alone: put BatchNorm into eval mode or use "
@@ -61,7 +71,7 @@ def coupled_samples(through: str) -> CoupledSamples:
 
 
 def _coupled(error: PassError, captured: Captured) -> Exception:
-    return coupled_samples("; ".join(describe(n) for n in error.nodes[:3]))
+    return coupled_samples(error.nodes)
 
 
 def _uncovered(error: PassError, captured: Captured) -> Exception:

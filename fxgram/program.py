@@ -32,7 +32,15 @@ class Program:
     ):
         self.captured, self.model = captured, model
         choose = self._chooser(samples)
-        self.spec = Spec(captured.inputs, captured.samples, find, choose, coupled, cross_terms)
+        self.spec = Spec(
+            captured.inputs,
+            captured.samples,
+            find,
+            choose,
+            captured.calls,
+            coupled=coupled,
+            cross_terms=cross_terms,
+        )
         fixed = [p for p in passes.PASSES if p.__name__ not in _PLANNED]
         self.lowered, self._records = self._run(captured.gm, self.spec, fixed)
         self._planned: dict[tuple[str, ...], Planned] = {}

@@ -1,6 +1,5 @@
 """Gradients of losses that share samples: one cotangent for each loss, batched."""
 
-import warnings
 from typing import Any
 
 import torch
@@ -8,6 +7,8 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.fx.traceback import set_current_meta
 
+from passes.per_sample import batched_gradients
+from passes.targets import has_foreign_backward
 from passes.use import is_use
 
 
@@ -54,12 +55,8 @@ class LossByLoss:
 
     def jacobians(self, losses: torch.Tensor, seeds: torch.Tensor) -> dict[fx.Node, Any]:
         rows = torch.diag(seeds.flatten())
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="There is a performance drop")
-            found = torch.autograd.grad(
-                losses.flatten(), list(self.leaves.values()), rows,
-                is_grads_batched=True, allow_unused=True,
-            )  # fmt: skip
+        loop = any(map(has_foreign_backward, self.gm.graph.nodes))
+        found = batched_gradients([losses.flatten()], list(self.leaves.values()), [rows], loop)
         return {use: j for use, j in zip(self.leaves, found) if j is not None}
 
     def gradients(self, jacobians: dict[fx.Node, Any], weights: torch.Tensor) -> dict[str, Any]:

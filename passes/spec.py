@@ -28,6 +28,7 @@ class Spec:
     )  # symbol of the batch size K; None: one sample, the whole of every value
     rules: Callable[[Any, str], Callable | None]  # (op overload, schema argument) -> rule
     choose: Callable[[Any], Any]  # a contribution -> how its Gramian is contracted
+    calls: tuple[Callable, ...] = ()  # what the marker operators stand for, by their keys
     coupled: bool = False  # losses share samples: one cotangent for each loss
     cross_terms: bool = False  # whether uses of one parameter are added before they are squared
 
