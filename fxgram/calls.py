@@ -100,7 +100,7 @@ class Calls:
 
 
 def _checkpointed(run: Callable, preserve_rng_state: bool, *args: Any) -> Any:
-    """What a checkpoint with use_reentrant=True computes: no gradient unless an argument has one."""
+    """Compute what a reentrant checkpoint does: no gradient unless an argument has one."""
     keep = any(isinstance(a, Tensor) and a.requires_grad for a in args)
     with torch.set_grad_enabled(keep and torch.is_grad_enabled()):
         return run(*args)

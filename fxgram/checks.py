@@ -8,8 +8,9 @@ import torch
 from torch import fx, nn
 
 import passes
+from fxgram.autocast import autocast
 from fxgram.batch import Batch
-from fxgram.coupling import ROUNDING, coupling_operators, rows_scaled
+from fxgram.coupling import coupling_operators, rounding, rows_scaled
 from fxgram.diagnosis import coupled_samples, describe
 from fxgram.errors import CaptureError, UnfaithfulCapture
 from fxgram.program import Program
@@ -60,7 +61,7 @@ def _check_independence(program: Program, model: nn.Module, batch: Batch) -> Non
     coupled = [
         place
         for (place, axis, column), one, other in zip(sites, plain, weighted)
-        if not rows_scaled(one, other, columns[column], axis)
+        if not rows_scaled(one, other, columns[column], axis, rounding(program))
     ]
     if coupled:
         with frozen_state(model, tensors=True):
@@ -103,7 +104,8 @@ def _check_faithful(
         args, kwargs = batch.arguments(tuple(t.clone() for t in batch.tensors))
         try:
             call = model if objective is None else partial(objective, model)
-            eager = call(*args, **kwargs)
+            with autocast(batch.autocast):
+                eager = call(*args, **kwargs)
             weights = row_weights(eager.detach())
             expected = torch.autograd.grad(eager, list(named.values()), weights, allow_unused=True)
         except Exception as error:
@@ -112,7 +114,7 @@ def _check_faithful(
             ) from error
     with frozen_state(model, tensors=True):
         losses, gradients = program.last.gradients(batch.tensors, weights)
-    tolerance = ROUNDING[losses.dtype]
+    tolerance = rounding(program)
     if not _close(losses, eager.detach(), tolerance):
         raise UnfaithfulCapture(
             "The compiled program gives other losses than the eager model with the same random "

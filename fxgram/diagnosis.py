@@ -24,7 +24,7 @@ def raise_for(error: PassError, captured: Captured) -> NoReturn:
 
     Raises: one of the classes of `fxgram.errors`, with the user's lines and the way out.
     """
-    raise _DIAGNOSES[error.kind](error, captured) from None
+    raise _DIAGNOSES[error.kind](error, captured) from error.__cause__
 
 
 def describe(node: fx.Node) -> str:
@@ -101,10 +101,11 @@ def _operator(error: PassError, captured: Captured) -> Exception:
     return CaptureError(f"Not supported: {error}, at {source_line(error.nodes[0])}.")
 
 
-def _autocast(error: PassError, captured: Captured) -> Exception:
+def _backward(error: PassError, captured: Captured) -> Exception:
+    where = "; ".join(map(describe, error.nodes[:3]))
     return CaptureError(
-        "The objective opens an autocast block, which is not supported yet: cast explicitly with "
-        f".to(dtype) there ({describe(error.nodes[0])})."
+        f"The backward of custom functions or hooks could not be traced ({where}). It has to "
+        f"consist of PyTorch's operators, without decisions by values. {error}"
     )
 
 
@@ -123,6 +124,6 @@ _DIAGNOSES = {
     "region": _capture,
     "operator": _operator,
     "mutation": _capture,
-    "autocast": _autocast,
+    "backward": _backward,
     "random": _random,
 }

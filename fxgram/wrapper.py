@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fxgram.autocast import autocast
 from fxgram.batch import Batch
 from fxgram.errors import CaptureError, InvalidLosses
 from fxgram.state import plain_attributes
@@ -27,7 +28,7 @@ class Wrapper(nn.Module):
         tables = [(m._buffers, dict(m._buffers)) for m in self.model.modules()]
         attributes = [(m, _tensors(vars(m))) for m in self.model.modules()]
         parameters = [(m, _tensors(m._parameters)) for m in self.model.modules()]
-        with self.watch:
+        with autocast(self._batch.autocast), self.watch:
             if self._objective is None:
                 losses = self.model(*args, **kwargs)
             else:

@@ -33,6 +33,7 @@ from passes.partition import partition as partition
 from passes.spec import Input as Input
 from passes.spec import PassError as PassError
 from passes.spec import Spec as Spec
+from passes.spec import tensors as tensors
 from passes.split_uses import split_uses
 from passes.targets import has_foreign_backward as has_foreign_backward
 from passes.targets import target_name as target_name

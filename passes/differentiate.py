@@ -14,7 +14,8 @@ from passes.functionalize import functionalize
 from passes.loss_by_loss import LossByLoss
 from passes.propagate import fake_mode_of, faking
 from passes.sites import UseGroup
-from passes.spec import Spec, tensors
+from passes.spec import PassError, Spec, tensors
+from passes.targets import has_foreign_backward
 from passes.use import is_use, use
 
 SEEDS, WEIGHTS = "row_seeds", "row_weights"  # the placeholders that this pass adds, both [K]
@@ -40,7 +41,14 @@ def differentiate(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     fakes = [n.meta["val"] for n in placeholders] + rows
     with faking(mode), torch.enable_grad(), preserve_node_meta():
         interpreter = LossByLoss(gm) if spec.coupled else _Joint(gm)
-        traced = make_fx(interpreter.run, tracing_mode="real")(*fakes)
+        try:
+            traced = make_fx(interpreter.run, tracing_mode="real")(*fakes)
+        except Exception as error:
+            foreign = tuple(filter(has_foreign_backward, gm.graph.nodes))
+            if not foreign:
+                raise
+            reason = str(error).split("\n", 1)[0]
+            raise PassError("backward", f"{type(error).__name__}: {reason}", foreign) from error
     _name_placeholders(traced.graph, [n.name for n in placeholders] + [SEEDS, WEIGHTS])
     _drop_detaches(traced.graph)
     joint = functionalize(traced, spec)
