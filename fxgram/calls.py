@@ -5,7 +5,8 @@ Each is one marker operator with a key, which `canonicalize` exchanges for the c
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ _library = torch.library.Library("fxgram", "DEF")
 _library.define("call(Tensor[] tensors, SymInt[] sizes, int key) -> Tensor[]")
 _library.define("hook(Tensor tensor, int key) -> Tensor")
 _capturing = threading.local()
+# Functions of these modules are how PyTorch records operators and hooks of modules.
+_MACHINERY = ("torch._", "torch.nn.modules._functions")
 
 
 @torch.library.register_fake("fxgram::call", lib=_library)
@@ -46,23 +49,13 @@ class Calls:
 
     def __enter__(self) -> "Calls":
         self.targets.clear()
-        self._apply = torch.autograd.Function.__dict__["apply"]
-        original, owner = torch.autograd.Function.apply.__func__, threading.get_ident()
-
-        def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-            own = cls.__module__.startswith("torch._")
-            if own or self._inside or threading.get_ident() != owner:
-                return original(cls, *args, **kwargs)
-            if cls is CheckpointFunction:
-                return _checkpointed(*args)
-            return self._record(cls.__qualname__, lambda *args: original(cls, *args), args)
-
-        torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign]
         _capturing.calls = self
+        self._block = _intercepting(self._intercept)
+        self._block.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        torch.autograd.Function.apply = self._apply  # type: ignore[method-assign]
+        self._block.__exit__(*error)
         del _capturing.calls
 
     def hook(self, tensor: Tensor, hook: Callable) -> None:
@@ -87,6 +80,13 @@ class Calls:
         target.draws, target.writes = observer.draws, observer.writes
         return [torch.empty_like(t) for t in results]
 
+    def _intercept(self, original: Callable, cls: type, args: tuple) -> Any:
+        if self._inside or cls.__module__.startswith(_MACHINERY):
+            return original(cls, *args)
+        if cls is CheckpointFunction:
+            return _checkpointed(*args)
+        return self._record(cls.__qualname__, lambda *args: original(cls, *args), args)
+
     def _record(self, name: str, function: Callable, args: tuple) -> Any:
         call = Opaque(name, function, args)
         self.targets.append(call)
@@ -97,6 +97,33 @@ class Calls:
                 "which a captured graph cannot follow: let it return a new tensor."
             )
         return call.result(results)
+
+
+def without_checkpoints() -> AbstractContextManager:
+    """Call what reentrant checkpoints would run later: they refuse to work with autograd.grad."""
+
+    def intercept(original: Callable, cls: type, args: tuple) -> Any:
+        return _checkpointed(*args) if cls is CheckpointFunction else original(cls, *args)
+
+    return _intercepting(intercept)
+
+
+@contextmanager
+def _intercepting(intercept: Callable) -> Iterator[None]:
+    """Let `intercept(original, cls, args)` answer `cls.apply(*args)` in this thread."""
+    plain, owner = torch.autograd.Function.__dict__["apply"], threading.get_ident()
+    original = plain.__func__
+
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != owner or kwargs:
+            return original(cls, *args, **kwargs)
+        return intercept(original, cls, args)
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = plain  # type: ignore[method-assign]
 
 
 def _checkpointed(run: Callable, preserve_rng_state: bool, *args: Any) -> Any:

@@ -17,6 +17,15 @@ def user_line(error: BaseException) -> str | None:
     return line_of(own[-1]) if own else None
 
 
+def control_flow(at: str) -> CaptureError:
+    """The error for operators that take branches or bodies."""
+    return CaptureError(
+        f"Control flow as an operator (torch.cond, scan, while_loop, flex_attention){at} is not "
+        "supported: its branches hide operators. Compute both branches and choose with "
+        "torch.where, write loops in Python, and use F.scaled_dot_product_attention."
+    )
+
+
 def explained(error: Exception, loop: str | None, stand_ins: int | None) -> CaptureError:
     """The error to raise for what export objects to.
 
@@ -43,6 +52,8 @@ def explained(error: Exception, loop: str | None, stand_ins: int | None) -> Capt
             f"The forward reads the data of a tensor behind autograd's back{at}, with `.data` for "
             "example: use .detach() instead."
         )
+    if "UncapturedHigherOrderOpError" in type(error).__name__ or "FlexAttention" in text:
+        return control_flow(at)
     if ".numpy() is not supported" in text:
         return CaptureError(
             f"The forward leaves PyTorch{at}: a graph of operators cannot follow. Make that code a "

@@ -10,6 +10,7 @@ from torch import fx, nn
 import passes
 from fxgram.autocast import autocast
 from fxgram.batch import Batch
+from fxgram.calls import without_checkpoints
 from fxgram.coupling import coupling_operators, rounding, rows_scaled
 from fxgram.diagnosis import coupled_samples, describe
 from fxgram.errors import CaptureError, UnfaithfulCapture
@@ -104,7 +105,7 @@ def _check_faithful(
         args, kwargs = batch.arguments(tuple(t.clone() for t in batch.tensors))
         try:
             call = model if objective is None else partial(objective, model)
-            with autocast(batch.autocast):
+            with autocast(batch.autocast), without_checkpoints():
                 eager = call(*args, **kwargs)
             weights = row_weights(eager.detach())
             expected = torch.autograd.grad(eager, list(named.values()), weights, allow_unused=True)

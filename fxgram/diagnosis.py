@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from fxgram.capture import Captured
+from fxgram.capture_errors import control_flow
 from fxgram.errors import (
     CaptureError,
     CoupledSamples,
@@ -109,6 +110,10 @@ def _backward(error: PassError, captured: Captured) -> Exception:
     )
 
 
+def _control_flow(error: PassError, captured: Captured) -> Exception:
+    return control_flow(f" (here {error}) at {source_line(error.nodes[0])}")
+
+
 def _random(error: PassError, captured: Captured) -> Exception:
     return UncoveredUse(
         f"{error}: {describe(error.nodes[0])}. Draw the noise on its own and combine it with the "
@@ -123,6 +128,7 @@ _DIAGNOSES = {
     "no parameter": _no_parameter,
     "region": _capture,
     "operator": _operator,
+    "control flow": _control_flow,
     "mutation": _capture,
     "backward": _backward,
     "random": _random,

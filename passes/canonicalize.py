@@ -32,7 +32,7 @@ def canonicalize(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     before   (z,) = fxgram.call([x], [], 3)          a marker that capture left
     becomes  (z,) = Round([x], [])                   what key 3 stands for
 
-    Raises: PassError "region" for a region that cannot be inlined (cond, scan, ...).
+    Raises: PassError "control flow" for a region that cannot be inlined (cond, scan, ...).
     """
     flat = _Flattener(gm, spec)
     flat.inline(gm, {}, _Modes())
@@ -47,6 +47,8 @@ def refuse_operator(node: fx.Node) -> None:
     module = getattr(node.target, "__module__", "") or ""
     if "functorch" in module or "_functorch" in repr(node.target):
         raise PassError("operator", "torch.vmap or torch.func inside of the objective", (node,))
+    if any(t.layout != torch.strided for t in tensors(node.meta.get("val"))):
+        raise PassError("operator", "sparse tensors (use dense ones, or a mask)", (node,))
     name = getattr(node.target, "_opname", "")
     if name.startswith("embedding"):
         found = dict(zip((a.name for a in node.target._schema.arguments), node.args, strict=False))
@@ -54,7 +56,10 @@ def refuse_operator(node: fx.Node) -> None:
             raise PassError("operator", "sparse gradients (use sparse=False)", (node,))
         if name == "embedding_renorm_":
             raise PassError(
-                "operator", "Embedding(max_norm=...), which changes its weight", (node,)
+                "operator",
+                "Embedding(max_norm=...), which changes its weight in the forward (renormalise the "
+                "weight after each optimizer step)",
+                (node,),
             )
 
 
@@ -108,7 +113,7 @@ class _Flattener:
             elif node.target is operator.getitem and isinstance(env[node.args[0]], tuple | list):
                 env[node] = env[node.args[0]][node.args[1]]
             elif isinstance(node.target, torch._ops.HigherOrderOperator):
-                raise PassError("region", f"`{node.target.__name__}` is not supported", (node,))
+                raise PassError("control flow", node.target.__name__, (node,))
             elif getattr(node.target, "_opname", node.name) not in _ASSERTIONS:
                 refuse_operator(node)
                 env[node] = self._call(node, env, modes)

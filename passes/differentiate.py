@@ -57,6 +57,7 @@ def differentiate(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     results = {**results, "mutated": {**results["mutated"], **writes}}
     output.args = (results,)
     _allow_any_strides(joint.graph)
+    _complete_group_norms(joint.graph)
     joint.meta[KEY] = {**facts(gm), "axes": _axes(gm)}
     _mark_uses(joint.graph, gm)
     return joint
@@ -213,6 +214,13 @@ def _allow_any_strides(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
             node.target = torch.ops.aten.reshape.default
+
+
+def _complete_group_norms(graph: fx.Graph) -> None:
+    """Ask for the input's gradient, without which PyTorch 2.13 crashes on channels-last inputs."""
+    for node in graph.nodes:
+        if node.target == torch.ops.aten.native_group_norm_backward.default:
+            node.args = (*node.args[:-1], [True, *node.args[-1][1:]])
 
 
 def _axes(gm: fx.GraphModule) -> dict[str, tuple[SampleAxis | None, ...]]:

@@ -262,4 +262,6 @@ def _functional(node: fx.Node) -> Any:
     packet = getattr(getattr(torch.ops, node.target.namespace), name.removesuffix("_"), None)
     if name.endswith("_") and overload in (packet.overloads() if packet else ()):
         return getattr(packet, overload)
-    raise PassError("mutation", f"`{node.target}` has no functional form", (node,))
+    raise PassError(
+        "mutation", f"`{node.target}` has no functional form (let it return a new tensor)", (node,)
+    )
