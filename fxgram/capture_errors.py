@@ -11,9 +11,20 @@ _SIZES = (
 )
 
 
+# Files of PyTorch whose operators take branches or bodies.
+_CONTROL_FLOW = (
+    "_higher_order_ops/cond.py", "_higher_order_ops/while_loop.py", "_higher_order_ops/scan.py",
+    "_higher_order_ops/associative_scan.py", "_higher_order_ops/map.py", "flex_attention.py",
+)  # fmt: skip
+
+
+def _frames(error: BaseException) -> list[traceback.FrameSummary]:
+    return traceback.extract_tb(error.__traceback__)
+
+
 def user_line(error: BaseException) -> str | None:
     """`file:line: code` of the innermost frame of the user's own code in a traceback."""
-    own = [f for f in traceback.extract_tb(error.__traceback__) if is_own(f.filename)]
+    own = [f for f in _frames(error) if is_own(f.filename)]
     return line_of(own[-1]) if own else None
 
 
@@ -52,8 +63,12 @@ def explained(error: Exception, loop: str | None, stand_ins: int | None) -> Capt
             f"The forward reads the data of a tensor behind autograd's back{at}, with `.data` for "
             "example: use .detach() instead."
         )
-    if "UncapturedHigherOrderOpError" in type(error).__name__ or "FlexAttention" in text:
+    if any(frame.filename.endswith(_CONTROL_FLOW) for frame in _frames(error)):
         return control_flow(at)
+    if "sparse" in text.lower() and isinstance(error, NotImplementedError | RuntimeError):
+        return CaptureError(
+            f"Sparse tensors are not supported{at}: use dense ones or a mask. PyTorch says: {first}"
+        )
     if ".numpy() is not supported" in text:
         return CaptureError(
             f"The forward leaves PyTorch{at}: a graph of operators cannot follow. Make that code a "

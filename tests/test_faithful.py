@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from agreement import assert_agrees
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import fxgram
 
@@ -88,6 +89,29 @@ def test_hook_from_inside_a_forward_hook():
     model = nn.Sequential(linear(), nn.Tanh())
     model[0].register_forward_hook(lambda m, args, out: out.register_hook(lambda g: 2 * g) and None)
     assert_agrees(fxgram.compile(model, squares), model, squares, X)
+
+
+@pytest.mark.parametrize("reached", [True, False])
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_reentrant_checkpoint(reached):
+    """Without an argument that requires grad nothing gets a gradient through it."""
+    model = nn.Sequential(linear(), nn.Dropout(), nn.Linear(2, 2).double())
+
+    def objective(m, x):
+        y = m[0](x) + m[2](torch.ones(2, dtype=x.dtype))
+        run = m[2] if reached else m[0]
+        inside = y if reached else x
+        z = checkpoint(lambda v: m[1](run(v)), inside, use_reentrant=True)
+        return (y * z).square().sum(1)
+
+    def twin(m, x):
+        y = m[0](x) + m[2](torch.ones(2, dtype=x.dtype))
+        z = m[1](m[2](y)) if reached else m[1](m[0](x)).detach()
+        return (y * z).square().sum(1)
+
+    step = fxgram.compile(model, objective, cross_terms=True)
+    assert_agrees(step, model, twin, X)
+    assert_agrees(step, model, twin, X[:1])
 
 
 def test_disabled_autocast_block_is_kept():

@@ -37,7 +37,7 @@ class Reverse(torch.autograd.Function):
 
 
 class Product(torch.autograd.Function):
-    """Two outputs and a size; the gradients are wrong by a factor, so that nobody can guess them."""
+    """Two outputs and a size; the gradients are wrong by factors that nobody can guess."""
 
     @staticmethod
     def forward(x, weight, options, count):
