@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from fxgram.autocast import ambient, autocast
 from fxgram.errors import UnsupportedBackward
 from passes import GradientPart
 
@@ -69,4 +70,5 @@ class _Part(torch.autograd.Function):
         _refuse_create_graph()
         tensors = iter(ctx.saved_tensors)
         saved = [next(tensors) if number is None else number for number in ctx.numbers]
-        return *nothing, *ctx.part.module.forward(weights, *saved)
+        with autocast(ambient(), enabled=False):
+            return *nothing, *ctx.part.module.forward(weights, *saved)

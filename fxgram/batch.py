@@ -1,6 +1,6 @@
 """The arguments of a step: which are tensors, which of them hold samples, and how many."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.utils._pytree import (
     tree_unflatten,
 )
 
+from fxgram.autocast import State, ambient
 from fxgram.errors import InvalidArgument, InvalidBatch
 
 _PLAIN = (
@@ -39,6 +40,7 @@ class Batch:
     places: tuple[int, ...]  # of the tensors among the leaves
     plain: tuple[Any, ...]  # all leaves, None for tensors
     tree: TreeSpec
+    autocast: State = field(default_factory=ambient)  # blocks that are open around the step
 
     def arguments(self, tensors: tuple[torch.Tensor, ...]) -> tuple[tuple, dict[str, Any]]:
         """`(args, kwargs)` with other tensors in the places of these."""
@@ -58,7 +60,7 @@ class Batch:
             for t, d in zip(self.tensors, self.dims)
         )
         plain = tuple((type(p), p if p == p else "nan") for p in self.plain)
-        return size, metas, plain, self.tree
+        return size, metas, plain, self.tree, self.autocast
 
 
 def flatten(args: tuple, kwargs: dict[str, Any], batch_dim: Any) -> Batch:

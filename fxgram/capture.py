@@ -138,4 +138,7 @@ def _bound(program: torch.export.ExportedProgram, wrapper: Wrapper, batch: Batch
         else:
             raise CaptureError(f"The model holds an object that is no tensor: {spec.target}.")
     sizes = (batch.size, batch.size) if samples is None else sample_range(program)
-    return Captured(program.graph_module, inputs, constants, samples, sizes, wrapper.watch.aux)
+    calls = tuple(wrapper.watch.calls.targets)
+    return Captured(
+        program.graph_module, inputs, constants, samples, sizes, wrapper.watch.aux, calls=calls
+    )

@@ -11,10 +11,30 @@ _SIZES = (
 )
 
 
+# Files of PyTorch whose operators take branches or bodies.
+_CONTROL_FLOW = (
+    "_higher_order_ops/cond.py", "_higher_order_ops/while_loop.py", "_higher_order_ops/scan.py",
+    "_higher_order_ops/associative_scan.py", "_higher_order_ops/map.py", "flex_attention.py",
+)  # fmt: skip
+
+
+def _frames(error: BaseException) -> list[traceback.FrameSummary]:
+    return traceback.extract_tb(error.__traceback__)
+
+
 def user_line(error: BaseException) -> str | None:
     """`file:line: code` of the innermost frame of the user's own code in a traceback."""
-    own = [f for f in traceback.extract_tb(error.__traceback__) if is_own(f.filename)]
+    own = [f for f in _frames(error) if is_own(f.filename)]
     return line_of(own[-1]) if own else None
+
+
+def control_flow(at: str) -> CaptureError:
+    """The error for operators that take branches or bodies."""
+    return CaptureError(
+        f"Control flow as an operator (torch.cond, scan, while_loop, flex_attention){at} is not "
+        "supported: its branches hide operators. Compute both branches and choose with "
+        "torch.where, write loops in Python, and use F.scaled_dot_product_attention."
+    )
 
 
 def explained(error: Exception, loop: str | None, stand_ins: int | None) -> CaptureError:
@@ -42,6 +62,17 @@ def explained(error: Exception, loop: str | None, stand_ins: int | None) -> Capt
         return CaptureError(
             f"The forward reads the data of a tensor behind autograd's back{at}, with `.data` for "
             "example: use .detach() instead."
+        )
+    if any(frame.filename.endswith(_CONTROL_FLOW) for frame in _frames(error)):
+        return control_flow(at)
+    if "sparse" in text.lower() and isinstance(error, NotImplementedError | RuntimeError):
+        return CaptureError(
+            f"Sparse tensors are not supported{at}: use dense ones or a mask. PyTorch says: {first}"
+        )
+    if ".numpy() is not supported" in text:
+        return CaptureError(
+            f"The forward leaves PyTorch{at}: a graph of operators cannot follow. Make that code a "
+            "custom operator with torch.library.custom_op, register_fake and register_autograd."
         )
     message = f"The model or objective could not be captured{at}: {type(error).__name__}: {first}"
     if stand_ins is not None and re.search(rf"\bs\d+\b|\b{stand_ins}\b", text):

@@ -1,6 +1,7 @@
 """`Captured`: the graph of one forward, whichever tracer saw it."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import sympy
@@ -23,6 +24,7 @@ class Captured:
     samples: sympy.Expr | None  # symbol of K; None: captured for the sizes of one batch
     sizes: tuple[int, int]  # least and largest K that the graph holds for
     aux: Aux | None = None  # what the objective returns besides the losses
+    calls: tuple[Callable, ...] = ()  # what its marker operators stand for, by their keys
     differentiated: bool = False  # traced below autograd: the objective differentiates inside
 
 

@@ -7,8 +7,10 @@ import torch
 from torch import fx, nn
 
 import passes
+from fxgram.autocast import autocast
 from fxgram.batch import Batch
-from fxgram.coupling import ROUNDING, coupling_operators, rows_scaled
+from fxgram.calls import without_checkpoints
+from fxgram.coupling import coupling_operators, rounding, rows_scaled
 from fxgram.diagnosis import coupled_samples, describe
 from fxgram.errors import CaptureError, UnfaithfulCapture
 from fxgram.independence import check_by_exchange
@@ -79,13 +81,12 @@ def _compare_rows(
     coupled = [
         place
         for (place, axis, column), one, other in zip(sites, plain, weighted)
-        if not rows_scaled(one, other, columns[column], axis)
+        if not rows_scaled(one, other, columns[column], axis, rounding(program))
     ]
     if coupled:
         with frozen_state(model, tensors=True):
             named = coupling_operators(program, inputs, weights)
-        through = "; ".join(named[:3]) if named else f"operators behind {coupled[-1]}"
-        raise coupled_samples(through)
+        raise coupled_samples(named, f"operators behind {coupled[-1]}")
 
 
 def _cotangent_module(program: Program) -> tuple[fx.GraphModule, list[tuple[str, SampleAxis, int]]]:
@@ -120,7 +121,8 @@ def _check_faithful(program: Program, objective: Objective, batch: Batch) -> Non
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     with frozen_state(model, tensors=True), _without_hooks(named.values()), torch.enable_grad():
         try:
-            eager = objective(batch, _clones(batch.tensors)).losses
+            with autocast(batch.autocast), without_checkpoints():
+                eager = objective(batch, _clones(batch.tensors)).losses
             weights = row_weights(eager.detach())[0]
             expected = torch.autograd.grad(eager, list(named.values()), weights, allow_unused=True)
         except Exception as error:
@@ -136,7 +138,7 @@ def _check_faithful(program: Program, objective: Objective, batch: Batch) -> Non
             f"The compiled program leaves other values in the buffers {', '.join(stale[:5])} than "
             "the eager model."
         )
-    tolerance = ROUNDING[losses.dtype]
+    tolerance = rounding(program)
     if not _close(losses, eager.detach(), tolerance):
         raise UnfaithfulCapture(
             "The compiled program gives other losses than the eager model with the same random "
@@ -158,8 +160,8 @@ def _check_faithful(program: Program, objective: Objective, batch: Batch) -> Non
         raise UnfaithfulCapture(
             "The gradients of the compiled program differ from those of the eager model for "
             f"{', '.join(worst[:5])} (largest difference {wrong[worst[0]]:.2e}). Something in the "
-            "forward was lost when it was captured: a hook, a custom backward, or a change of "
-            "tensors that autograd does not see."
+            "forward was lost when it was captured, a change of tensors that autograd does not "
+            "see, say; or a hook or custom backward is not linear: it clips the gradient."
         )
 
 

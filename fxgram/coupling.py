@@ -5,16 +5,25 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxgram.diagnosis import describe
 from fxgram.program import Program
-from passes import SampleAxis, differentiable_axes, loss_columns, note, scale_rows
+from passes import SampleAxis, differentiable_axes, loss_columns, note, scale_rows, tensors
 
 # Largest difference that counts as rounding, relative to the largest value of a sample.
 ROUNDING = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 
 
+def rounding(program: Program) -> float:
+    """What counts as rounding in a program: that of the least precise type that has gradients."""
+    values = [t for n in program.sited.nodes if note(n).grad for t in tensors(n.meta["val"])]
+    return max(ROUNDING.get(t.dtype, 0.0) for t in values)
+
+
 def rows_scaled(
-    one: torch.Tensor, other: torch.Tensor, weights: torch.Tensor, axis: SampleAxis
+    one: torch.Tensor,
+    other: torch.Tensor,
+    weights: torch.Tensor,
+    axis: SampleAxis,
+    tolerance: float,
 ) -> bool:
     """Whether `other` is `one` with the part of sample k multiplied by `weights[k]`."""
     parts = axis.outer, len(weights), axis.inner
@@ -30,13 +39,16 @@ def rows_scaled(
         return True
     alike = (expected.isnan() & actual.isnan()) | (expected == actual)
     largest = expected.abs().nan_to_num(0.0, 0.0, 0.0).amax(1, keepdim=True)
-    close = (expected - actual).abs() <= ROUNDING[weights.dtype] * largest
+    # Where a half type underflows, a difference of a few of its smallest numbers is none.
+    smallest = torch.finfo(one.dtype).tiny * torch.finfo(one.dtype).eps
+    underflow = 64 * smallest * weights.double().abs().clamp(min=1)[:, None]
+    close = (expected - actual).abs() <= tolerance * largest + underflow
     return bool((alike | close).all())
 
 
 def coupling_operators(
     program: Program, inputs: list[torch.Tensor], weights: torch.Tensor
-) -> list[str]:
+) -> list[fx.Node]:
     """Operators whose output keeps samples apart although their input does not.
 
     Runs the captured graph under autograd, and compares the cotangents of every value under
@@ -55,10 +67,10 @@ def coupling_operators(
         axes = differentiable_axes(node)
         if one is None or len(axes) != 1 or axes[0] is None or len(columns) != 1:
             continue
-        if not rows_scaled(one, other, columns[0], axes[0]):
+        if not rows_scaled(one, other, columns[0], axes[0], rounding(program)):
             mixed.add(node)
     ends = {user for n in mixed for user in n.users if note(user).grad and user not in mixed}
-    return [describe(node) for node in program.sited.nodes if node in ends]
+    return [node for node in program.sited.nodes if node in ends]
 
 
 class _Recorder(fx.Interpreter):

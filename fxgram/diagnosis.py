@@ -1,20 +1,23 @@
 """Say in the user's words what the passes found wrong."""
 
 import re
+from collections.abc import Sequence
 from typing import NoReturn
 
 import torch
 from torch import fx
 
+from fxgram.capture_errors import control_flow
 from fxgram.captured import Captured
 from fxgram.errors import (
     CaptureError,
     CoupledSamples,
+    FxgramError,
     InvalidLosses,
     NoTrainableParameter,
     UncoveredUse,
 )
-from passes import PassError, source_line
+from passes import PassError, has_foreign_backward, source_line, target_name
 
 
 def raise_for(error: PassError, captured: Captured) -> NoReturn:
@@ -22,7 +25,7 @@ def raise_for(error: PassError, captured: Captured) -> NoReturn:
 
     Raises: one of the classes of `fxgram.errors`, with the user's lines and the way out.
     """
-    raise _DIAGNOSES[error.kind](error, captured) from None
+    raise _DIAGNOSES[error.kind](error, captured) from error.__cause__
 
 
 def untraceable(error: Exception) -> CaptureError:
@@ -36,7 +39,7 @@ def untraceable(error: Exception) -> CaptureError:
 
 def describe(node: fx.Node) -> str:
     """`layer_norm of [K, 8] at model.py:12: self.norm(x)`."""
-    name = getattr(node.target, "_opname", None) or str(node.target)
+    name = target_name(node)
     value = node.meta.get("val")
     shape = f" giving {_sizes(value.shape)}" if isinstance(value, torch.Tensor) else ""
     return f"`{name}`{shape} at {source_line(node)}"
@@ -59,8 +62,16 @@ def _losses(error: PassError, captured: Captured) -> Exception:
     )
 
 
-def coupled_samples(through: str) -> CoupledSamples:
-    """The error for samples that depend on each other through the named operators."""
+def coupled_samples(nodes: Sequence[fx.Node], otherwise: str = "") -> FxgramError:
+    """The error for cotangents that mix samples at these operators (`otherwise`: somewhere)."""
+    through = "; ".join(map(describe, nodes[:3])) or otherwise
+    if any(map(has_foreign_backward, nodes)):
+        return CaptureError(
+            f"The gradient that comes out of {through} is not proportional to the gradient that "
+            "goes in, sample by sample: the custom backward or hook clips it, say, or mixes "
+            "samples. Then the gradients of the losses do not add up to that of their sum: change "
+            "`.grad` after the backward instead."
+        )
     return CoupledSamples(
         f"The losses of different samples depend on each other through {through}. With batch_dim=0 "
         "every loss must depend on its own sample alone: put BatchNorm into eval mode or use "
@@ -70,7 +81,7 @@ def coupled_samples(through: str) -> CoupledSamples:
 
 
 def _coupled(error: PassError, captured: Captured) -> Exception:
-    return coupled_samples("; ".join(describe(n) for n in error.nodes[:3]))
+    return coupled_samples(error.nodes)
 
 
 def _uncovered(error: PassError, captured: Captured) -> Exception:
@@ -100,11 +111,16 @@ def _operator(error: PassError, captured: Captured) -> Exception:
     return CaptureError(f"Not supported: {error}, at {source_line(error.nodes[0])}.")
 
 
-def _autocast(error: PassError, captured: Captured) -> Exception:
+def _backward(error: PassError, captured: Captured) -> Exception:
+    where = "; ".join(map(describe, error.nodes[:3]))
     return CaptureError(
-        "The objective opens an autocast block, which is not supported yet: cast explicitly with "
-        f".to(dtype) there ({describe(error.nodes[0])})."
+        f"The backward of custom functions or hooks could not be traced ({where}). It has to "
+        f"consist of PyTorch's operators, without decisions by values. {error}"
     )
+
+
+def _control_flow(error: PassError, captured: Captured) -> Exception:
+    return control_flow(f" (here {error}) at {source_line(error.nodes[0])}")
 
 
 def _random(error: PassError, captured: Captured) -> Exception:
@@ -130,7 +146,8 @@ _DIAGNOSES = {
     "no parameter": _no_parameter,
     "region": _capture,
     "operator": _operator,
+    "control flow": _control_flow,
     "mutation": _capture,
-    "autocast": _autocast,
+    "backward": _backward,
     "random": _random,
 }

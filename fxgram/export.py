@@ -3,6 +3,7 @@
 import builtins
 import logging
 import re
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Any
 import sympy
 import torch
 import torch.fx.traceback
+from torch._subclasses.fake_tensor import FakeTensor
 
 from fxgram.batch import Batch
 from fxgram.capture_errors import explained
@@ -79,11 +81,14 @@ _SUGGESTED = r"batch = Dim\('batch'(?:, min=(\d+))?(?:, max=(\d+))?\)"
 
 @contextmanager
 def symbolic_len() -> Iterator[None]:
-    """Let `len(x)` of a tensor be its symbolic size; Python itself insists on a number."""
-    plain = builtins.len
+    """Let `len(x)` of a tensor be its symbolic size; Python itself insists on a number.
+
+    In this thread, and for fake tensors: whatever else runs gets Python's own `len`.
+    """
+    plain, owner = builtins.len, threading.get_ident()
 
     def symbolic(value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.ndim:
+        if isinstance(value, FakeTensor) and value.ndim and threading.get_ident() == owner:
             return value.shape[0]
         return plain(value)
 

@@ -1,5 +1,6 @@
 """Which modules can be compiled, and what is inside of wrappers."""
 
+import torch
 from torch import nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -24,10 +25,21 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def refuse_model(model: nn.Module) -> None:
-    """Raise for parameters without values.
+    """Raise for scripted modules, and for parameters without values.
 
     Raises: InvalidArgument naming them.
     """
+    scripted = [
+        name or type(module).__name__
+        for name, module in model.named_modules()
+        if isinstance(module, torch.jit.ScriptModule)
+    ]
+    if scripted:
+        raise InvalidArgument(
+            f"Modules compiled by torch.jit cannot be captured: {', '.join(scripted[:5])}. Build "
+            "the model from the original Python modules and load the weights: "
+            "model.load_state_dict(scripted.state_dict())."
+        )
     tensors = [*model.named_parameters(), *model.named_buffers()]
     lazy = [n for n, t in tensors if isinstance(t, UninitializedParameter | UninitializedBuffer)]
     if lazy:

@@ -41,7 +41,7 @@ class Program:
         choose = self._chooser(samples)
         one_size = captured.samples is None and not coupled
         self.spec = Spec(
-            captured.inputs, captured.samples, rules, choose, loss_by_loss,
+            captured.inputs, captured.samples, rules, choose, captured.calls, loss_by_loss,
             samples if one_size else None, cross_terms,
         )  # fmt: skip
         fixed = [p for p in passes.PASSES if p.__name__ not in _PLANNED]

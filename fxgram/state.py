@@ -20,7 +20,7 @@ def frozen_state(model: nn.Module, tensors: bool = False) -> Iterator[None]:
     """
     tables = [t for m in model.modules() for t in (vars(m), m._parameters, m._buffers, m._modules)]
     attributes = [(table, dict(table)) for table in tables]
-    buffers = [(b, b.detach().clone()) for b in model.buffers()] if tensors else []
+    buffers = [(b, b._version, b.detach().clone()) for b in model.buffers()] if tensors else []
     with _forked_randomness(model):
         try:
             yield
@@ -28,8 +28,10 @@ def frozen_state(model: nn.Module, tensors: bool = False) -> Iterator[None]:
             for table, before in attributes:
                 _restore(table, before)
             with torch.no_grad():
-                for buffer, value in buffers:
-                    buffer.copy_(value)
+                for buffer, version, value in buffers:
+                    # Unchanged ones are left alone: a graph of the caller may have saved them.
+                    if buffer._version != version:
+                        buffer.copy_(value)
 
 
 def plain_attributes(model: nn.Module) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fxgram.autocast import autocast
 from fxgram.batch import Batch, flatten, validate_batch_dim
 from fxgram.compilation import compile_program
-from fxgram.errors import CaptureError, InvalidArgument, InvalidBatch, InvalidLosses
+from fxgram.errors import InvalidArgument, InvalidBatch, InvalidLosses
 from fxgram.explain import Explanation, PassTable
 from fxgram.guards import Guard
 from fxgram.models import unwrapped
@@ -130,8 +131,9 @@ class GramianStep:
         self._refuse(batch)
         if batch.size == 0:
             return self._empty(batch)
-        program = self._program(batch)
-        found = program.planned(batch.size)(batch.tensors)
+        with autocast(batch.autocast, enabled=False):
+            program = self._program(batch)
+            found = program.planned(batch.size)(batch.tensors)
         return self._results(*found, program.captured.aux)
 
     def prepare(self, *args: Any, **kwargs: Any) -> "GramianStep":
@@ -139,7 +141,8 @@ class GramianStep:
         batch = flatten(args, kwargs, self._batch_dim)
         self._refuse(batch)
         if batch.size:
-            self._program(batch)
+            with autocast(batch.autocast, enabled=False):
+                self._program(batch)
         return self
 
     @property
@@ -187,12 +190,6 @@ class GramianStep:
                         f"`{name}` requires grad: gradients of batch tensors are not supported. "
                         f"Pass {name}.detach(), or run the step under torch.no_grad()."
                     )
-        for device in {t.device.type for t in batch.tensors}:
-            if torch.is_autocast_enabled(device):
-                raise CaptureError(
-                    "The step runs under autocast, which is not supported yet: leave the autocast "
-                    "block, or convert the model with model.to(torch.bfloat16)."
-                )
 
     def _program(self, batch: Batch) -> Program:
         entries = self._programs.setdefault(batch.key, [])

@@ -15,12 +15,13 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, has_proxy_slot
 from torch.nn.modules import module as module_registry
 from torch.overrides import TorchFunctionMode
 
+from fxgram.calls import Calls
 from fxgram.constants import UNKNOWN, Constants
 from fxgram.errors import CaptureError
 from fxgram.returned import Aux
 from fxgram.snapshot import objects_named
 
-_HOOKS = {"register_hook", "register_post_accumulate_grad_hook", "retain_grad"}
+_HOOKS = {"register_post_accumulate_grad_hook", "retain_grad"}
 _BACKWARDS = {torch.Tensor.backward, torch.autograd.backward}
 _LOOPS = {torch.Tensor.__iter__, torch.Tensor.unbind, torch.unbind, torch.Tensor.tolist}
 
@@ -30,16 +31,18 @@ class DifferentiatesInside(Exception):
 
 
 class Watch(TorchFunctionMode):
-    """Raise, by name, what would be lost: each item of §4 of the design that export drops.
+    """Record or raise, by name, what export drops: each item of §4 of the design.
 
-    Custom `autograd.Function`s (export keeps their forward alone), tensor hooks (no node), foreign
-    tensors that require grad (become constants). Also gives every node the user's own lines as its
-    stack trace, and finds out whether the objective differentiates inside.
+    Custom `autograd.Function`s (export keeps their forward alone) and tensor hooks (no node) are
+    recorded as `calls`; foreign tensors that require grad (would become constants) and hooks on
+    leaves are refused. Also gives every node the user's own lines as its stack trace, and finds
+    out whether the objective differentiates inside.
     """
 
     def __init__(self, model: nn.Module, objective: Callable | None):
         super().__init__()
         _refuse_backward_hooks(model)
+        self.calls = Calls()
         self._constants = Constants()
         self._parameters = {id(p): name for name, p in model.named_parameters()}
         self._objective = objective
@@ -49,33 +52,21 @@ class Watch(TorchFunctionMode):
         self.aux: Aux | None = None  # what the forward returned besides the losses
 
     def __enter__(self) -> "Watch":
-        self._apply = torch.autograd.Function.__dict__["apply"]
-        original = torch.autograd.Function.apply.__func__
-
-        def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-            if cls.__module__.split(".")[0] == "torch":
-                return original(cls, *args, **kwargs)
-            raise CaptureError(
-                f"The forward calls the custom autograd.Function `{cls.__qualname__}`, whose "
-                "backward a captured graph does not hold. Write it with differentiable operators; "
-                "a straight-through estimator, say, as `x + (f(x) - x).detach()`."
-            )
-
-        torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign]
+        self.calls.__enter__()
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        torch.autograd.Function.apply = self._apply  # type: ignore[method-assign]
         super().__exit__(*error)
+        self.calls.__exit__(*error)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name in _HOOKS:
             raise CaptureError(
-                f"The forward calls `{name}` on a tensor; a captured graph does not hold hooks. "
-                "Register hooks on parameters outside of the forward, or write the change of the "
-                "gradient as an operator."
+                f"The forward calls `{name}` on a tensor, whose `.grad` a compiled step never "
+                "fills there. Use register_hook, which may change the gradient, or register hooks "
+                "on parameters outside of the forward."
             )
         if func in _BACKWARDS:
             raise CaptureError(
@@ -105,6 +96,8 @@ class Watch(TorchFunctionMode):
             if func in _LOOPS:
                 self.loop = line_of(frames[-1])
         result = func(*args, **kwargs)
+        if name == "register_hook":
+            self.calls.hook(args[0], args[1] if len(args) > 1 else kwargs["hook"])
         self._constants.follow(func, args, kwargs, result)
         return result
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fxgram.autocast import autocast
 from fxgram.batch import Batch
 from fxgram.errors import CaptureError
 from fxgram.returned import Objective
@@ -26,7 +27,7 @@ class Wrapper(nn.Module):
         tables = [(m._buffers, dict(m._buffers)) for m in self.model.modules()]
         attributes = [(m, _tensors(vars(m))) for m in self.model.modules()]
         parameters = [(m, _tensors(m._parameters)) for m in self.model.modules()]
-        with self.watch:
+        with autocast(self._batch.autocast), self.watch:
             returned = self._objective(self._batch, tensors)
         self.watch.aux = returned.aux
         self.watch.plain_after = plain_attributes(self.model)

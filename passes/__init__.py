@@ -24,6 +24,8 @@ from passes.factors import Factors as Factors
 from passes.factors import Use as Use
 from passes.functionalize import functionalize
 from passes.lower import lower
+from passes.opaque import Hooked as Hooked
+from passes.opaque import Opaque as Opaque
 from passes.operands import NotFactored as NotFactored
 from passes.operands import Operands as Operands
 from passes.partition import GradientPart as GradientPart
@@ -32,7 +34,10 @@ from passes.partition import partition as partition
 from passes.spec import Input as Input
 from passes.spec import PassError as PassError
 from passes.spec import Spec as Spec
+from passes.spec import tensors as tensors
 from passes.split_uses import split_uses
+from passes.targets import has_foreign_backward as has_foreign_backward
+from passes.targets import target_name as target_name
 
 PASSES = (
     canonicalize,

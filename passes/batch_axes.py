@@ -11,6 +11,7 @@ from passes.apart import moves_samples
 from passes.dependence import is_random
 from passes.sites import collect_groups
 from passes.spec import PassError, Spec, tensors
+from passes.targets import overload
 
 _RESHAPES = {"view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze",
              "view_as", "reshape_as"}  # fmt: skip
@@ -80,7 +81,7 @@ def _axis(node: fx.Node, value: torch.Tensor, samples: sympy.Expr) -> SampleAxis
     if node.target == torch.ops.aten.repeat.default:
         source = _only_axis(node.all_input_nodes[0])
         return source and SampleAxis(dim, int(fold) // source.inner, source.inner)
-    if node.target == torch.ops.aten.repeat_interleave.self_int:
+    if overload(node) == torch.ops.aten.repeat_interleave.self_int:
         source = _only_axis(node.all_input_nodes[0])
         return source and SampleAxis(dim, source.outer, int(fold) // source.outer)
     folds = {

@@ -1,18 +1,22 @@
 """`canonicalize`: one flat graph without regions, assertions or second names for a parameter."""
 
 import operator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from passes.autocast import under_autocast
 from passes.functionalize import written_arguments
+from passes.opaque import Hooked
 from passes.spec import PassError, Spec, tensors
 
 aten = torch.ops.aten
 _NO_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
+_MARKERS = {"fxgram.call.default", "fxgram.hook.default"}  # recorded by fxgram/calls.py
 _ASSERTIONS = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range",
                "sym_constrain_range_for_size"}  # fmt: skip
 
@@ -23,10 +27,16 @@ def canonicalize(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     before   z = wrap_with_set_grad_enabled(False, submod, x, w)
     becomes  z = mul(detach(x), detach(w))           every operand of the region is detached
 
-    Raises: PassError "region" for a region that cannot be inlined (autocast, cond, scan, ...).
+    before   z = wrap_with_autocast("cpu", bfloat16, True, ..., submod, x, w)
+    becomes  z = linear_under_autocast(x, w)         every operator that autocast changes
+
+    before   (z,) = fxgram.call([x], [], 3)          a marker that capture left
+    becomes  (z,) = Round([x], [])                   what key 3 stands for
+
+    Raises: PassError "control flow" for a region that cannot be inlined (cond, scan, ...).
     """
     flat = _Flattener(gm, spec)
-    flat.inline(gm, {}, grad_enabled=True)
+    flat.inline(gm, {}, _Modes())
     return fx.GraphModule(gm, flat.graph)
 
 
@@ -38,6 +48,8 @@ def refuse_operator(node: fx.Node) -> None:
     module = getattr(node.target, "__module__", "") or ""
     if "functorch" in module or "_functorch" in repr(node.target):
         raise PassError("operator", "torch.vmap or torch.func inside of the objective", (node,))
+    if any(t.layout != torch.strided for t in tensors(node.meta.get("val"))):
+        raise PassError("operator", "sparse tensors (use dense ones, or a mask)", (node,))
     name = getattr(node.target, "_opname", "")
     if name == "instance_norm" and node.args[3] is not None and node.args[5]:
         raise PassError(
@@ -49,7 +61,10 @@ def refuse_operator(node: fx.Node) -> None:
             raise PassError("operator", "sparse gradients (use sparse=False)", (node,))
         if name == "embedding_renorm_":
             raise PassError(
-                "operator", "Embedding(max_norm=...), which changes its weight", (node,)
+                "operator",
+                "Embedding(max_norm=...), which changes its weight in the forward (renormalise the "
+                "weight after each optimizer step)",
+                (node,),
             )
 
 
@@ -65,13 +80,31 @@ def _drops_everything(node: fx.Node) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class _Modes:
+    """What holds where an operator is called."""
+
+    grad: bool = True
+    autocast: tuple[tuple[str, torch.dtype], ...] = ()
+
+    def inside(self, node: fx.Node) -> tuple["_Modes", Any, list[Any]]:
+        """The modes inside of a region, its body and its operands."""
+        if node.target is _NO_GRAD:
+            grad, body, *operands = node.args
+            return replace(self, grad=grad), body, operands
+        device, dtype, enabled, _, body, *operands = node.args
+        kept = tuple(entry for entry in self.autocast if entry[0] != device)
+        dtype = dtype or torch.get_autocast_dtype(device)
+        return replace(self, autocast=kept + ((device, dtype),) * enabled), body, operands
+
+
 class _Flattener:
     def __init__(self, gm: fx.GraphModule, spec: Spec):
         self.root, self.spec, self.graph = gm, spec, fx.Graph()
         self.detached: dict[fx.Node, fx.Node] = {}
         self.placeholders: dict[str, fx.Node] = {}  # the first placeholder of each parameter
 
-    def inline(self, gm: fx.GraphModule, env: dict[fx.Node, Any], grad_enabled: bool) -> Any:
+    def inline(self, gm: fx.GraphModule, env: dict[fx.Node, Any], modes: _Modes) -> Any:
         """Copy the graph of `gm` behind what is there; `env` binds its placeholders in a region."""
         for node in gm.graph.nodes:
             if node.op == "placeholder":
@@ -86,32 +119,39 @@ class _Flattener:
                 child = getattr(gm, str(node.target), None)
                 env[node] = child if isinstance(child, fx.GraphModule) else self._constant(gm, node)
             elif node.target in (_NO_GRAD, _AUTOCAST):
-                env[node] = self._region(node, env, grad_enabled)
+                env[node] = self._region(node, env, modes)
             elif node.target is operator.getitem and isinstance(env[node.args[0]], tuple | list):
                 env[node] = env[node.args[0]][node.args[1]]
             elif isinstance(node.target, torch._ops.HigherOrderOperator):
-                raise PassError("region", f"`{node.target.__name__}` is not supported", (node,))
+                raise PassError("control flow", node.target.__name__, (node,))
             elif getattr(node.target, "_opname", node.name) not in _ASSERTIONS:
                 refuse_operator(node)
-                copy = self.graph.node_copy(node, lambda n: env[n])
-                env[node] = copy
-                if not grad_enabled:
-                    copy.args = map_arg(copy.args, self._detach)
-                    copy.kwargs = map_arg(copy.kwargs, self._detach)
-                    if written := written_arguments(node):
-                        env[node] = env[written[0]]  # the tensor itself, with its gradient
-                if _drops_everything(copy):
-                    copy.target, copy.args = aten.mul.Tensor, (copy.args[0], 0)
-                if _updates_statistics(copy):
-                    env[node] = self._batch_norm(copy)
+                env[node] = self._call(node, env, modes)
         raise AssertionError("a graph ends in its output")
 
-    def _batch_norm(self, node: fx.Node) -> fx.Node:
+    def _call(self, node: fx.Node, env: dict[fx.Node, Any], modes: _Modes) -> fx.Node:
+        copy = self.graph.node_copy(node, lambda n: env[n])
+        if str(node.target) in _MARKERS:
+            copy.target, copy.args = self.spec.calls[copy.args[-1]], copy.args[:-1]
+        if _drops_everything(copy):
+            copy.target, copy.args = aten.mul.Tensor, (copy.args[0], 0)
+        if not modes.grad and not isinstance(copy.target, Hooked):
+            copy.args = map_arg(copy.args, self._detach)
+            copy.kwargs = map_arg(copy.kwargs, self._detach)
+            if written := written_arguments(node):
+                return env[written[0]]  # the tensor itself, with its gradient
+        if _updates_statistics(copy):
+            return self._batch_norm(copy, modes)
+        copy.target = under_autocast(copy.target, modes.autocast)
+        return copy
+
+    def _batch_norm(self, node: fx.Node, modes: _Modes) -> fx.Node:
         """Write out what batch norm in training mode does to its running statistics."""
         x, weight, bias, mean, variance, _, momentum, eps, *_ = node.args
-        node.target = aten._native_batch_norm_legit_functional.default
+        functional = aten._native_batch_norm_legit_functional.default
+        node.target = under_autocast(functional, modes.autocast)
         node.args = (x, weight, bias, mean, variance, True, momentum, eps)
-        out, value = None, node.meta["val"]
+        out, value = node, node.meta["val"]
         node.meta = {k: v for k, v in node.meta.items() if k != "val"}
         for output, buffer in ((0, None), (3, mean), (4, variance)):
             item = self.graph.call_function(operator.getitem, (node, output))
@@ -124,18 +164,12 @@ class _Flattener:
         node.meta["val"] = (value, None, None, None, None)
         return out
 
-    def _region(self, node: fx.Node, env: dict[fx.Node, Any], grad_enabled: bool) -> Any:
-        if node.target is _AUTOCAST:
-            _, _, enabled, _, body, *operands = node.args
-            if enabled:
-                first = [n for n in env[body].graph.nodes if n.op == "call_function"]
-                raise PassError("autocast", "an autocast block is not supported", tuple(first[:1]))
-        else:
-            grad_enabled, body, *operands = node.args
+    def _region(self, node: fx.Node, env: dict[fx.Node, Any], modes: _Modes) -> Any:
+        modes, body, operands = modes.inside(node)
         module = env[body]
         inner = [n for n in module.graph.nodes if n.op == "placeholder"]
         bound = {p: env[o] if isinstance(o, fx.Node) else o for p, o in zip(inner, operands)}
-        return self.inline(module, bound, grad_enabled)
+        return self.inline(module, bound, modes)
 
     def _placeholder(self, node: fx.Node) -> fx.Node:
         copy = self.graph.node_copy(node)

@@ -6,6 +6,7 @@ from torch import fx
 from passes.annotations import annotate, note
 from passes.propagate import propagate
 from passes.spec import Spec
+from passes.targets import overload
 
 _RANDOM_COMPOSITES = {
     "dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "rrelu", "rand",
@@ -19,10 +20,11 @@ def is_random(node: fx.Node) -> bool:
 
     Composite operators don't carry the tag of the random operator inside of them.
     """
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    tagged = torch.Tag.nondeterministic_seeded in node.target.tags
-    return (tagged or node.target._opname in _RANDOM_COMPOSITES) and not _is_switched_off(node)
+    called = overload(node)
+    if called is None:
+        return getattr(node.target, "draws", False)
+    tagged = torch.Tag.nondeterministic_seeded in called.tags
+    return (tagged or called._opname in _RANDOM_COMPOSITES) and not _is_switched_off(node)
 
 
 def _is_switched_off(node: fx.Node) -> bool:

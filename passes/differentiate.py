@@ -16,6 +16,7 @@ from passes.loss_by_loss import LossByLoss
 from passes.propagate import fake_mode_of, faking
 from passes.sites import UseGroup
 from passes.spec import PassError, Spec, tensors
+from passes.targets import has_foreign_backward
 from passes.use import is_use, use
 
 _NO_DERIVATIVE = "derivative for .* is not implemented|differentiate twice|once_differentiable"
@@ -44,10 +45,15 @@ def differentiate(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
         interpreter = LossByLoss(gm, spec.rows) if spec.loss_by_loss else _Joint(gm)
         try:
             traced = make_fx(interpreter.run, tracing_mode="real")(*fakes)
-        except RuntimeError as error:
-            if not re.search(_NO_DERIVATIVE, str(error)):
-                raise
-            raise PassError("derivative", str(error).splitlines()[0].strip(". ") + ".") from error
+        except Exception as error:
+            reason = str(error).strip().split("\n", 1)[0]
+            foreign = tuple(filter(has_foreign_backward, gm.graph.nodes))
+            if foreign:
+                message = f"{type(error).__name__}: {reason}"
+                raise PassError("backward", message, foreign) from error
+            if re.search(_NO_DERIVATIVE, str(error)):
+                raise PassError("derivative", reason.strip(". ") + ".") from error
+            raise
     name_placeholders(traced.graph, [n.name for n in placeholders] + [SEEDS, WEIGHTS])
     _drop_detaches(traced.graph)
     joint = functionalize(traced, spec)
@@ -56,6 +62,7 @@ def differentiate(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     results = {**results, "mutated": {**results["mutated"], **writes}}
     output.args = (results,)
     _allow_any_strides(joint.graph)
+    _complete_group_norms(joint.graph)
     joint.meta[KEY] = {**facts(gm), "axes": _axes(gm)}
     _mark_uses(joint.graph, gm)
     return joint
@@ -220,6 +227,13 @@ def _allow_any_strides(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
             node.target = torch.ops.aten.reshape.default
+
+
+def _complete_group_norms(graph: fx.Graph) -> None:
+    """Ask for the input's gradient, without which PyTorch 2.13 crashes on channels-last inputs."""
+    for node in graph.nodes:
+        if node.target == torch.ops.aten.native_group_norm_backward.default:
+            node.args = (*node.args[:-1], [True, *node.args[-1][1:]])
 
 
 def _axes(gm: fx.GraphModule) -> dict[str, tuple[SampleAxis | None, ...]]:

@@ -6,7 +6,7 @@ import torch
 from torch import fx
 
 from passes.factors import Factors
-from passes.kernels import per_sample_gradients
+from passes.kernels import per_sample_gradients, promoted
 from passes.operands import Emitter
 
 aten = torch.ops.aten
@@ -16,7 +16,9 @@ def emit_jacobian(emitter: Emitter, factors: Factors) -> fx.Node:
     """Emit the per-sample gradients `[k, ...]` of a value from its factors."""
     sizes = factors.sizes()
     labels = "k" + factors.equation.split("->")[1]
-    val = factors.operands[-1].meta["val"].new_empty([sizes[label] for label in labels])
+    values = [operand.meta["val"] for operand in factors.operands]
+    dtype = promoted(values)
+    val = values[-1].new_empty([sizes[label] for label in labels], dtype=dtype)
     return emitter.call(
         per_sample_gradients, factors.equation, factors.one_hot, *factors.operands, val=val
     )

@@ -11,8 +11,10 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map_only
 
 from passes.annotations import facts
+from passes.opaque import place_hooks
 from passes.propagate import fake_mode_of, faking
 from passes.spec import PassError, Spec, tensors
+from passes.targets import overload
 from passes.view_inverses import write_back
 
 aten = torch.ops.aten
@@ -77,6 +79,7 @@ class _Functionalizer:
                 self.graph.output((result, writes))
             else:
                 self.node(node)
+        place_hooks(self.graph)
         out = fx.GraphModule(self.gm, self.graph)
         out.meta = dict(self.gm.meta)
         facts(out)["mutated"] = tuple(self.mutated)
@@ -100,8 +103,9 @@ class _Functionalizer:
         """The alias that `node` is a view of, or None if it has a storage of its own."""
         if node.op != "call_function" or not node.all_input_nodes:
             return None
-        if isinstance(node.target, torch._ops.OpOverload):
-            returns = node.target._schema.returns
+        called = overload(node)
+        if called is not None:
+            returns = called._schema.returns
             if not any(r.alias_info is not None for r in returns):
                 return None
         source = node.all_input_nodes[0]
@@ -232,9 +236,10 @@ def _straight_through(graph: fx.Graph, base: fx.Node, value: fx.Node) -> fx.Node
 
 def written_arguments(node: fx.Node) -> list[fx.Node]:
     """The operands that an operator writes to."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    called = overload(node)
+    if called is None:
         return []
-    arguments = node.target._schema.arguments
+    arguments = called._schema.arguments
     found = []
     for at, argument in enumerate(arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -257,8 +262,8 @@ def _functional(node: fx.Node) -> Any:
 
     `pow_.Scalar` is `pow.Tensor_Scalar`, `div.out` is `div.Tensor`: names don't tell.
     """
-    name, overload = node.target._opname, node.target._overloadname
-    if known := _FUNCTIONAL.get(f"{name}.{overload}"):
+    name = node.target._opname
+    if known := _FUNCTIONAL.get(f"{name}.{node.target._overloadname}"):
         return known
     packet = getattr(getattr(torch.ops, node.target.namespace), name.removesuffix("_"), None)
     wanted = _types(node.target)
@@ -267,7 +272,9 @@ def _functional(node: fx.Node) -> Any:
         writes = any(a.alias_info and a.alias_info.is_write for a in found._schema.arguments)
         if not writes and _types(found) == wanted:
             return found
-    raise PassError("mutation", f"`{node.target}` has no functional form", (node,))
+    raise PassError(
+        "mutation", f"`{node.target}` has no functional form (let it return a new tensor)", (node,)
+    )
 
 
 def _types(op: torch._ops.OpOverload) -> list[str]:

@@ -1,6 +1,8 @@
 """Tensor functions that the emitted graphs call: windows of a convolution, Gramians of factors."""
 
+import functools
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -56,7 +58,13 @@ def per_sample_gradients(equation: str, one_hot: int | None, *factors: Tensor) -
         product = product.sum(summed) if summed else product
         kept = [label for label in terms[0] if label in "k" + result]
         return product.permute([kept.index(label) for label in "k" + result])
-    return torch.einsum(f"{inputs}->k{result}", *factors)
+    dtype = promoted(factors)
+    return torch.einsum(f"{inputs}->k{result}", *(factor.to(dtype) for factor in factors))
+
+
+def promoted(factors: Sequence[Tensor]) -> torch.dtype:
+    """The type that holds all factors: autocast leaves cotangents in half precision alone."""
+    return functools.reduce(torch.promote_types, (factor.dtype for factor in factors))
 
 
 def gramian_of_jacobian(jacobian: Tensor, dtype: torch.dtype) -> Tensor:

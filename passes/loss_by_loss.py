@@ -1,6 +1,5 @@
 """Gradients of losses that share samples: one cotangent for each loss, batched."""
 
-import warnings
 from typing import Any
 
 import torch
@@ -8,6 +7,7 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.fx.traceback import set_current_meta
 
+from passes.targets import has_foreign_backward
 from passes.use import is_use
 
 
@@ -57,23 +57,20 @@ class LossByLoss:
     def jacobians(self, losses: torch.Tensor, seeds: torch.Tensor) -> dict[fx.Node, Any]:
         if not losses.requires_grad:
             return {}
-        rows = torch.diag(seeds.flatten())
+        chunks = torch.diag(seeds.flatten()).split(self.chunk)
+        loop = any(map(has_foreign_backward, self.gm.graph.nodes))
         try:
-            chunks = [self.backward(losses, chunk) for chunk in rows.split(self.chunk)]
+            found = [self.backward(losses, rows, loop) for rows in chunks]
         except RuntimeError:  # some operators have no batching rule, or a wrong one
-            each = [self.backward(losses, row) for row in rows.unbind()]
-            chunks = [[g if g is None else g.unsqueeze(0) for g in grads] for grads in each]
-        found = zip(self.leaves, zip(*chunks))
-        return {use: torch.cat(parts) for use, parts in found if parts[0] is not None}
+            if loop:
+                raise
+            found = [self.backward(losses, rows, loop=True) for rows in chunks]
+        parts = zip(self.leaves, zip(*found))
+        return {use: torch.cat(grads) for use, grads in parts if grads[0] is not None}
 
-    def backward(self, losses: torch.Tensor, rows: torch.Tensor) -> Any:
-        """Gradients of every use for weights `[m]` of the losses, or for several `[r, m]`."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="There is a performance drop")
-            return torch.autograd.grad(
-                losses.flatten(), list(self.leaves.values()), rows,
-                is_grads_batched=rows.ndim > 1, allow_unused=True, retain_graph=True,
-            )  # fmt: skip
+    def backward(self, losses: torch.Tensor, rows: torch.Tensor, loop: bool) -> list[Any]:
+        """Gradients of every use for several weights `[r, m]` of the losses."""
+        return batched_gradients([losses.flatten()], list(self.leaves.values()), [rows], loop)
 
     def gradients(self, jacobians: dict[fx.Node, Any], weights: torch.Tensor) -> dict[str, Any]:
         total: dict[str, torch.Tensor] = {}

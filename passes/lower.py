@@ -16,6 +16,7 @@ from passes.operands import Emitter, NotFactored, Operands
 from passes.per_sample import PerSampleVJP, RegionPullback
 from passes.sites import Site, UseGroup
 from passes.spec import PassError, Spec, tensors
+from passes.targets import overload, target_name
 
 aten = torch.ops.aten
 
@@ -173,7 +174,7 @@ class _Lowering:
     def use(self, node: fx.Node, group: UseGroup) -> Use:
         site = group.sites[0].node
         name = self.spec.inputs[node.args[0].name].name
-        op = "+".join(sorted({_name(s.node) for s in group.sites}))
+        op = "+".join(sorted({target_name(s.node) for s in group.sites}))
         return Use(name, tuple(node.meta["val"].shape), op, source_line(site))
 
     def site(self, site: Site) -> Factors | None:
@@ -183,7 +184,7 @@ class _Lowering:
         if _is_complex(site.node) or _is_complex(site.operand):
             raise NotFactored  # rules are written for real products
         argument, arguments = self.bind(site)
-        rule = argument and self.spec.rules(site.node.target, argument)
+        rule = argument and self.spec.rules(overload(site.node), argument)
         if not rule:
             raise NotFactored
         axes = {}
@@ -208,9 +209,10 @@ class _Lowering:
     def bind(self, site: Site) -> tuple[str | None, dict[str, Any]]:
         """Name the arguments as the schema does; also which one is the parameter's value."""
         node, found, places = site.node, {}, []
-        if not isinstance(node.target, torch._ops.OpOverload):
+        called = overload(node)
+        if called is None:
             return None, {}
-        for at, argument in enumerate(node.target._schema.arguments):
+        for at, argument in enumerate(called._schema.arguments):
             if at < len(node.args):
                 value = node.args[at]
             else:
@@ -268,7 +270,7 @@ class _Lowering:
 
 def _is_isometric(group: UseGroup) -> bool:
     """Whether the group is one use behind views alone, which keep inner products."""
-    return len(group.uses) == 1 and all(_name(n) in _ISOMETRIES for n in group.region)
+    return len(group.uses) == 1 and all(target_name(n) in _ISOMETRIES for n in group.region)
 
 
 def _chain(group: UseGroup) -> tuple:
@@ -288,9 +290,3 @@ def _count(value: Any, node: fx.Node) -> int:
     found: list[fx.Node] = []
     fx.node.map_arg(value, found.append)
     return sum(n is node for n in found)
-
-
-def _name(node: fx.Node) -> str:
-    return getattr(node.target, "_opname", None) or getattr(
-        node.target, "__name__", str(node.target)
-    )

@@ -1,33 +1,33 @@
 """Modules that an emitted graph calls where no rule applies: they run autograd themselves."""
 
+import warnings
+
 import torch
 from torch import Tensor, fx, nn
 
 from passes.annotations import SampleAxis
+from passes.targets import has_foreign_backward
 
 
 class RegionPullback(nn.Module):
     """Pull per-sample gradients at sites back through arithmetic on parameters.
 
     Inputs: values of the uses, other operands of the region, one `[k, *value]` for each site.
-    Returns one `[k, *parameter]` for each use; cost: one batched backward through the region.
+    Returns one `[k, *parameter]` for each use; cost: one batched backward through the region, or
+    one for each sample if a backward in it is the user's own.
     """
 
     def __init__(self, region: fx.GraphModule, uses: int, sites: int):
         super().__init__()
         self.region, self.uses, self.sites = region, uses, sites
+        self.loop = any(map(has_foreign_backward, region.graph.nodes))
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         operands, at_sites = inputs[: -self.sites], inputs[-self.sites :]
         with torch.inference_mode(False), torch.enable_grad():
             leaves, ends = _rerun(self.region, operands, self.uses)
-            grads = torch.autograd.grad(
-                ends,
-                leaves,
-                [_normal(j) for j in at_sites],
-                is_grads_batched=True,
-                allow_unused=True,
-            )
+            seeds = [_normal(j) for j in at_sites]
+            grads = batched_gradients(ends, leaves, seeds, self.loop)
         rows = at_sites[0].shape[0]
         return _filled(grads, leaves, rows)
 
@@ -61,6 +61,27 @@ def _vjp(ends: list[Tensor], leaves: list[Tensor], cotangents: list[Tensor]):
     if not ends:
         return [None] * len(leaves)
     return torch.autograd.grad(ends, leaves, cotangents, retain_graph=True, allow_unused=True)
+
+
+def batched_gradients(
+    ends: list[Tensor], leaves: list[Tensor], seeds: list[Tensor], loop: bool
+) -> list[Tensor | None]:
+    """Gradients `[m, *leaf]` of the ends for m seeds each, stacked; None where nothing is reached.
+
+    With `loop` one backward after the other, else one that vmap batches.
+    """
+    if not loop:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="There is a performance drop")
+            found = torch.autograd.grad(
+                ends, leaves, seeds, is_grads_batched=True, allow_unused=True, retain_graph=True
+            )
+        return list(found)
+    rows = [
+        torch.autograd.grad(ends, leaves, row, retain_graph=True, allow_unused=True)
+        for row in zip(*(seed.unbind(0) for seed in seeds))
+    ]
+    return [None if grads[0] is None else torch.stack(grads) for grads in zip(*rows)]
 
 
 def _rerun(body: fx.GraphModule, operands: tuple[Tensor, ...], uses: int):

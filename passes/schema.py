@@ -2,16 +2,16 @@
 
 from typing import Any
 
-import torch
 from torch import fx
+
+from passes.targets import overload
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
     """All arguments, defaults included; empty for what is no ATen-like operator."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return {}
-    found = {}
-    for at, argument in enumerate(node.target._schema.arguments):
+    called = overload(node)
+    found: dict[str, Any] = {}
+    for at, argument in enumerate(called._schema.arguments if called else ()):
         if at < len(node.args):
             found[argument.name] = node.args[at]
         else:

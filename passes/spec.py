@@ -28,6 +28,7 @@ class Spec:
     )  # symbol of the batch size K; None: one sample, the whole of every value
     rules: Callable[[Any, str], Callable | None]  # (op overload, schema argument) -> rule
     choose: Callable[[Any], Any]  # a contribution -> how its Gramian is contracted
+    calls: tuple[Callable, ...] = ()  # what the marker operators stand for, by their keys
     # one cotangent for each loss: losses share samples, or a sample axis can't be followed
     loss_by_loss: bool = False
     count: int | None = None  # without a symbol: the size that an axis of the losses must have

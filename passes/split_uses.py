@@ -72,7 +72,8 @@ def _separate_noise(gm: fx.GraphModule) -> bool:
         source = node.all_input_nodes[0]
         if any(note(n).data for n in node.all_input_nodes if note(n).grad):
             continue
-        if node.target._opname not in _DROPOUTS or node.target._opname.endswith("alpha_dropout"):
+        name = getattr(node.target, "_opname", "")
+        if name not in _DROPOUTS or name.endswith("alpha_dropout"):
             raise PassError("random", "a random operator is applied to a parameter", (node,))
         with gm.graph.inserting_before(node):
             ones = gm.graph.call_function(torch.ops.aten.ones_like.default, (source,))

@@ -3,6 +3,7 @@
 from . import (
     arithmetic,
     attention,
+    calls,
     convolution,
     freezing,
     indexing,
@@ -27,6 +28,7 @@ FAMILIES = (
     inputs,
     shapes,
     state,
+    calls,
     freezing,
     losses,
     reuse,
