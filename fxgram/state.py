@@ -20,7 +20,7 @@ def frozen_state(model: nn.Module, tensors: bool = False) -> Iterator[None]:
     """
     tables = [t for m in model.modules() for t in (vars(m), m._parameters, m._buffers, m._modules)]
     attributes = [(table, dict(table)) for table in tables]
-    buffers = [(b, b._version, b.detach().clone()) for b in model.buffers()] if tensors else []
+    buffers = [(b, b.detach().clone()) for b in model.buffers()] if tensors else []
     with _forked_randomness(model):
         try:
             yield
@@ -28,9 +28,10 @@ def frozen_state(model: nn.Module, tensors: bool = False) -> Iterator[None]:
             for table, before in attributes:
                 _restore(table, before)
             with torch.no_grad():
-                for buffer, version, value in buffers:
+                for buffer, value in buffers:
                     # Unchanged ones are left alone: a graph of the caller may have saved them.
-                    if buffer._version != version:
+                    # (Versions don't tell: batch norm changes its statistics behind their back.)
+                    if not torch.equal(buffer, value):
                         buffer.copy_(value)
 
 

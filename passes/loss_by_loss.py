@@ -7,6 +7,7 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.fx.traceback import set_current_meta
 
+from passes.per_sample import batched_gradients
 from passes.targets import has_foreign_backward
 from passes.use import is_use
 
