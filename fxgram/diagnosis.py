@@ -14,7 +14,7 @@ from fxgram.errors import (
     NoTrainableParameter,
     UncoveredUse,
 )
-from passes import PassError, source_line
+from passes import PassError, operator_name, source_line
 
 
 def raise_for(error: PassError, captured: Captured) -> NoReturn:
@@ -27,10 +27,9 @@ def raise_for(error: PassError, captured: Captured) -> NoReturn:
 
 def describe(node: fx.Node) -> str:
     """`layer_norm of [K, 8] at model.py:12: self.norm(x)`."""
-    name = getattr(node.target, "_opname", None) or str(node.target)
     value = node.meta.get("val")
     shape = f" giving {_sizes(value.shape)}" if isinstance(value, torch.Tensor) else ""
-    return f"`{name}`{shape} at {source_line(node)}"
+    return f"`{operator_name(node)}`{shape} at {source_line(node)}"
 
 
 def _readable(error: PassError) -> str:

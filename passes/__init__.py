@@ -3,6 +3,7 @@
 from passes.annotations import SampleAxis as SampleAxis
 from passes.annotations import facts as facts
 from passes.annotations import note as note
+from passes.annotations import operator_name as operator_name
 from passes.annotations import source_line as source_line
 from passes.batch_axes import batch_axes
 from passes.canonicalize import canonicalize
@@ -31,12 +32,14 @@ from passes.partition import partition as partition
 from passes.spec import Input as Input
 from passes.spec import PassError as PassError
 from passes.spec import Spec as Spec
+from passes.spell_out import spell_out
 from passes.split_uses import split_uses
 
 PASSES = (
     canonicalize,
     functionalize,
     split_uses,
+    spell_out,
     batch_axes,
     differentiate,
     lower,

@@ -30,6 +30,7 @@ class Note:
     grad: bool = False  # carries gradient to a trainable parameter
     batched: bool = False  # holds one part for each sample
     axes: tuple[SampleAxis | None, ...] = ()  # of each tensor that it returns; None where unknown
+    op: str = ""  # name of the operator that the user called, where a pass has spelled it out
 
 
 def note(node: fx.Node) -> Note:
@@ -40,6 +41,14 @@ def note(node: fx.Node) -> Note:
 def annotate(node: fx.Node, **changes: Any) -> None:
     """Change fields of a node's note."""
     node.meta[KEY] = replace(note(node), **changes)
+
+
+def operator_name(node: fx.Node) -> str:
+    """Name of the operator that the user called: `lstm` for a product inside of one."""
+    if note(node).op:
+        return note(node).op
+    name = getattr(node.target, "_opname", None) or getattr(node.target, "__name__", None)
+    return name or str(node.target)
 
 
 def facts(gm: fx.GraphModule) -> dict[str, Any]:

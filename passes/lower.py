@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from passes.annotations import KEY, SampleAxis, facts, source_line
+from passes.annotations import KEY, SampleAxis, facts, operator_name, source_line
 from passes.emit import add_up, concatenate, emit_jacobian
 from passes.extract import extract
 from passes.factors import Contribution, Factors, Use
@@ -173,7 +173,7 @@ class _Lowering:
     def use(self, node: fx.Node, group: UseGroup) -> Use:
         site = group.sites[0].node
         name = self.spec.inputs[node.args[0].name].name
-        op = "+".join(sorted({_name(s.node) for s in group.sites}))
+        op = "+".join(sorted({operator_name(s.node) for s in group.sites}))
         return Use(name, tuple(node.meta["val"].shape), op, source_line(site))
 
     def site(self, site: Site) -> Factors | None:

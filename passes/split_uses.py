@@ -71,7 +71,7 @@ def _separate_noise(gm: fx.GraphModule) -> bool:
         if not (is_random(node) and note(node).grad):
             continue
         source = node.all_input_nodes[0]
-        if any(note(n).data for n in node.all_input_nodes if note(n).grad):
+        if any(note(n).data for n in node.all_input_nodes):
             continue
         if node.target._opname not in _DROPOUTS or node.target._opname.endswith("alpha_dropout"):
             raise PassError("random", "a random operator is applied to a parameter", (node,))

@@ -30,12 +30,12 @@ def product_factors(
     gradient = call.cotangent() if cotangent is None else cotangent
     axis = call.cotangent_axis()
     sample = None if axis.dim is None else output[axis.dim]
-    if sample is not None and sample in value:
+    kept = [label for label, size in zip(value, call.shape, strict=True) if size != 1]
+    if sample is not None and sample in kept:
         raise NotFactored
     rows = [_row(call, gradient, axis, output)]
     for node, labels in others:
         rows.append(_row(call, node, _matching(call, node, labels, axis, sample), labels))
-    kept = [label for label, size in zip(value, call.shape, strict=True) if size != 1]
     rows = [_without_ones(call, row) for row in rows]
     rows = [_sum_alone(call, row, [r for r in rows if r is not row], kept) for row in rows]
     summed = [label for label in rows[0][1] if label not in kept]
