@@ -13,8 +13,8 @@ def cosine_similarity(x: Tensor, y: Tensor, dim: int = 1, eps: float = 1e-8) -> 
         norm = torch.linalg.vector_norm(z, 2, dim, keepdim=True)
         return z / (norm + (norm.clamp_min(eps) - norm).detach())
 
-    if x.ndim != y.ndim:
-        return NotImplemented
+    ndim = max(x.ndim, y.ndim)
+    x, y = (z.reshape([1] * (ndim - z.ndim) + list(z.shape)) for z in (x, y))
     return (normalized(x) * normalized(y)).sum(dim)
 
 
