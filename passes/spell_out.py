@@ -74,8 +74,10 @@ def _trace(
 
 
 def _replace(node: fx.Node, results: Any) -> None:
+    """Let the users of `node` read `results`, and erase it: a random one would stay."""
     if isinstance(node.meta["val"], torch.Tensor):
         node.replace_all_uses_with(results)
-        return
-    for user in list(node.users):  # items of the tuple
-        user.replace_all_uses_with(results[user.args[1]])
+    for item in list(node.users):
+        item.replace_all_uses_with(results[item.args[1]])
+        item.graph.erase_node(item)
+    node.graph.erase_node(node)
