@@ -143,6 +143,7 @@ class _Functionalizer:
             function, args = aten.expand_as.default, (args[1], args[0])
         else:
             function = _functional(node)
+        kwargs = {name: value for name, value in kwargs.items() if name != "out"}
         copy = self.graph.call_function(
             function, map_arg(args, self.read), map_arg(kwargs, self.read)
         )
@@ -257,4 +258,9 @@ def _functional(node: fx.Node) -> Any:
     packet = getattr(getattr(torch.ops, node.target.namespace), name.removesuffix("_"), None)
     if name.endswith("_") and overload in (packet.overloads() if packet else ()):
         return getattr(packet, overload)
+    if packet and node.target._schema.arguments[-1].name == "out":
+        wanted = [(a.name, str(a.type)) for a in node.target._schema.arguments[:-1]]
+        for other in (getattr(packet, overload) for overload in packet.overloads()):
+            if [(a.name, str(a.type)) for a in other._schema.arguments] == wanted:
+                return other
     raise PassError("mutation", f"`{node.target}` has no functional form", (node,))
