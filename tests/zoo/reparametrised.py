@@ -134,5 +134,8 @@ CASES = (
     _free("first_entries_of_weight", lambda m, x: F.linear(x[:, :2], m.w[:2, :2], m.b[:2]).sin(), w=(4, D), b=(4,)),
     _free("weights_side_by_side", lambda m, x: F.linear(x, torch.cat([m.a, m.b], 1)).sin(), a=(2, 1), b=(2, 2)),
     _free("triangle_times_transpose", lambda m, x: (x @ (m.w.tril() @ m.w.tril().mT)).sin(), w=(D, D)),
+    _free("weight_times_itself", lambda m, x: (x @ (m.w @ m.w)).sin(), w=(D, D)),
+    _free("scaled_difference", lambda m, x: (x @ (m.a.t() - 0.5 * m.b / 3)).sin(), a=(2, D), b=(D, 2)),
+    _free("add_with_alpha_of_product", lambda m, x: (x @ torch.add(m.a, (m.b @ m.c).permute(1, 0), alpha=-2)).sin(), a=(D, 2), b=(2, 2), c=(2, D)),
     _free("low_rank_of_three", lambda m, x: (x @ (m.a @ m.b @ m.c)).sin(), a=(D, 2), b=(2, 2), c=(2, D)),
 )  # fmt: skip
