@@ -10,7 +10,7 @@ from torch.fx.node import map_arg
 
 from passes.annotations import annotate, note, operator_name
 from passes.dead import drop_dead_nodes
-from passes.dependence import mark_dependence
+from passes.dependence import inherited
 from passes.propagate import fake_mode_of, faking
 from passes.spec import Spec
 from passes.spellings import spelling
@@ -27,7 +27,6 @@ def spell_out(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     spelled = [node for node in list(gm.graph.nodes) if _spell(gm, node)]
     if spelled:
         drop_dead_nodes(gm.graph)
-        mark_dependence(gm, spec)
         gm.recompile()
     return gm
 
@@ -47,7 +46,7 @@ def _spell(gm: fx.GraphModule, node: fx.Node) -> bool:
             with gm.graph.inserting_before(node):
                 env[inner] = gm.graph.node_copy(inner, lambda n: env[n])
             env[inner].meta = {**node.meta, "val": inner.meta["val"]}
-            annotate(env[inner], op=operator_name(node))
+            annotate(env[inner], op=operator_name(node), **inherited(env[inner]))
         elif inner.op == "output":
             _replace(node, map_arg(inner.args[0], lambda n: env[n]))
     return True

@@ -26,7 +26,6 @@ def split_uses(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
         if node.op == "output" or (note(node).data and note(node).grad):
             _split_edges(graph, node)
     drop_dead_nodes(graph)
-    mark_dependence(gm, spec)
     gm.recompile()
     return gm
 
