@@ -55,6 +55,8 @@ def _through(
     emitter: Emitter, node: fx.Node, source: fx.Node, factors: Factors, values: Mapping[str, Any]
 ) -> Factors | None:
     """Factors of `source` from those of `node`, an operator that is linear in it."""
+    if not all(isinstance(n.meta["val"], torch.Tensor) for n in (source, node)):
+        return None  # chunks, or values and indices
     name, (before, after) = operator_name(node), (_shape(source), _shape(node))
     first, two = node.args[0] is source, len(node.args) == 2
     if name in ("add", "sub") and two and before == after:
