@@ -17,7 +17,7 @@ from fxgram.errors import (
     NoTrainableParameter,
     UncoveredUse,
 )
-from passes import PassError, has_foreign_backward, source_line, target_name
+from passes import PassError, has_foreign_backward, operator_name, source_line
 
 
 def raise_for(error: PassError, captured: Captured) -> NoReturn:
@@ -39,10 +39,9 @@ def untraceable(error: Exception) -> CaptureError:
 
 def describe(node: fx.Node) -> str:
     """`layer_norm of [K, 8] at model.py:12: self.norm(x)`."""
-    name = target_name(node)
     value = node.meta.get("val")
     shape = f" giving {_sizes(value.shape)}" if isinstance(value, torch.Tensor) else ""
-    return f"`{name}`{shape} at {source_line(node)}"
+    return f"`{operator_name(node)}`{shape} at {source_line(node)}"
 
 
 def _readable(error: PassError) -> str:

@@ -82,6 +82,14 @@ class Watch(TorchFunctionMode):
         if inside and not self.differentiates:
             self.differentiates = True
             raise DifferentiatesInside
+        if name == "_pack_padded_sequence":
+            raise CaptureError(
+                f"The forward packs sequences ({_current_line()}), whose sizes depend on the "
+                "lengths. Run the layer on the padded batch and mask its outputs: they do not "
+                "depend on the padding behind them. The last output of each sequence is "
+                "outputs[torch.arange(len(x)), lengths - 1]; a backward direction takes inputs "
+                "and outputs reversed by such an index."
+            )
         if name == "__get__":
             return func(*args, **kwargs)
         for leaf in torch.utils._pytree.tree_leaves((args, kwargs)):
@@ -146,6 +154,11 @@ def own_frames() -> list[traceback.FrameSummary]:
             frames.append(traceback.FrameSummary(path, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
     return frames[::-1]
+
+
+def _current_line() -> str:
+    frames = own_frames()
+    return line_of(frames[-1]) if frames else "in code of a library"
 
 
 def is_own(path: str) -> bool:

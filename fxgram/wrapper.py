@@ -4,6 +4,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from fxgram.autocast import autocast
 from fxgram.batch import Batch
@@ -59,8 +62,16 @@ def _tensors(table: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {name: value for name, value in table.items() if isinstance(value, torch.Tensor)}
 
 
+def _computed_by_hooks(module: nn.Module) -> set[str]:
+    """Attributes that a hook of `torch.nn.utils` computes anew before each forward."""
+    hooks = module._forward_pre_hooks.values()
+    names = {hook.name for hook in hooks if isinstance(hook, WeightNorm | SpectralNorm)}
+    return names | {hook._tensor_name for hook in hooks if isinstance(hook, BasePruningMethod)}
+
+
 def _refuse_assigned(module: nn.Module, table: dict[str, Any], before: dict[str, Any]) -> None:
-    changed = [name for name, value in _tensors(table).items() if before.get(name) is not value]
+    new = {name for name, value in _tensors(table).items() if before.get(name) is not value}
+    changed = sorted(new - _computed_by_hooks(module))
     if changed:
         raise CaptureError(
             f"The forward of {type(module).__name__} assigns tensors to attributes: "

@@ -3,6 +3,7 @@
 from passes.annotations import SampleAxis as SampleAxis
 from passes.annotations import facts as facts
 from passes.annotations import note as note
+from passes.annotations import operator_name as operator_name
 from passes.annotations import source_line as source_line
 from passes.batch_axes import batch_axes
 from passes.canonicalize import canonicalize
@@ -35,6 +36,7 @@ from passes.spec import Input as Input
 from passes.spec import PassError as PassError
 from passes.spec import Spec as Spec
 from passes.spec import tensors as tensors
+from passes.spell_out import spell_out
 from passes.split_uses import split_uses
 from passes.targets import has_foreign_backward as has_foreign_backward
 from passes.targets import target_name as target_name
@@ -43,6 +45,7 @@ PASSES = (
     canonicalize,
     functionalize,
     split_uses,
+    spell_out,
     batch_axes,
     differentiate,
     lower,

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import fx
 
+from passes.targets import target_name
+
 KEY = "fxgram"
 
 
@@ -30,6 +32,7 @@ class Note:
     grad: bool = False  # carries gradient to a trainable parameter
     batched: bool = False  # holds one part for each sample
     axes: tuple[SampleAxis | None, ...] = ()  # of each tensor that it returns; None where unknown
+    op: str = ""  # name of the operator that the user called, where a pass has spelled it out
 
 
 def note(node: fx.Node) -> Note:
@@ -40,6 +43,11 @@ def note(node: fx.Node) -> Note:
 def annotate(node: fx.Node, **changes: Any) -> None:
     """Change fields of a node's note."""
     node.meta[KEY] = replace(note(node), **changes)
+
+
+def operator_name(node: fx.Node) -> str:
+    """Name of the operator that the user called: `lstm` for a product inside of one."""
+    return note(node).op or target_name(node)
 
 
 def facts(gm: fx.GraphModule) -> dict[str, Any]:

@@ -105,9 +105,9 @@ def _reshaped(
     axis = _only_axis(source)
     if axis is None or axis.dim is None:
         return None
-    after = sympy.prod(map(_expr, source.meta["val"].shape[axis.dim + 1 :]))
+    after = sympy.prod(map(_expr, source.meta["val"].shape[axis.dim + 1 :]), start=sympy.S.One)
     stride = axis.inner * after  # elements from one sample to the next
-    behind = sympy.prod(map(_expr, value.shape[dim + 1 :]))
+    behind = sympy.prod(map(_expr, value.shape[dim + 1 :]), start=sympy.S.One)
     if stride == 0 or behind == 0:
         return SampleAxis(dim) if _expr(value.shape[dim]) == samples else None
     inner = sympy.Mul(stride, sympy.Pow(behind, -1))

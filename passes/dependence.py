@@ -5,7 +5,7 @@ from torch import fx
 
 from passes.annotations import annotate, note
 from passes.propagate import propagate
-from passes.spec import Spec
+from passes.spec import Spec, tensors
 from passes.targets import overload
 
 _RANDOM_COMPOSITES = {
@@ -49,9 +49,19 @@ def mark_dependence(gm: fx.GraphModule, spec: Spec) -> None:
         if node.op == "placeholder":
             data = spec.inputs[node.name].kind == "batch"
         else:
-            # Sizes are not data: a SymInt read off a data tensor is no tensor.
-            data = is_random(node) or any(note(n).data for n in _read_operands(node))
+            data = inherited(node)["data"]
         annotate(node, data=data, grad=node in carrying)
+
+
+def inherited(node: fx.Node) -> dict[str, bool]:
+    """What a new node takes over from its operands; only `detach` ends a gradient."""
+    floating = any(t.is_floating_point() or t.is_complex() for t in tensors(node.meta.get("val")))
+    carries = floating and node.target != torch.ops.aten.detach.default
+    return {
+        # Sizes are not data: a SymInt read off a data tensor is no tensor.
+        "data": is_random(node) or any(note(n).data for n in _read_operands(node)),
+        "grad": carries and any(note(n).grad for n in node.all_input_nodes),
+    }
 
 
 def _read_operands(node: fx.Node) -> list[fx.Node]:

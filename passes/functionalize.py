@@ -147,7 +147,7 @@ class _Functionalizer:
             function, args = aten.expand_as.default, (args[1], args[0])
         else:
             function = _functional(node)
-        kwargs.pop("out", None)
+        kwargs = {name: value for name, value in kwargs.items() if name != "out"}
         copy = self.graph.call_function(
             function, map_arg(args, self.read), map_arg(kwargs, self.read)
         )

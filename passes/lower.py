@@ -8,23 +8,19 @@ from typing import Any
 import torch
 from torch import fx
 
-from passes.annotations import KEY, SampleAxis, facts, source_line
+from passes.annotations import KEY, SampleAxis, facts, operator_name, source_line
 from passes.emit import add_up, concatenate, emit_jacobian
 from passes.extract import extract
 from passes.factors import Contribution, Factors, Use
 from passes.operands import Emitter, NotFactored, Operands
 from passes.per_sample import PerSampleVJP, RegionPullback
+from passes.pull_back import pull_back
 from passes.sites import Site, UseGroup
 from passes.spec import PassError, Spec, tensors
-from passes.targets import overload, target_name
+from passes.targets import overload
+from passes.views import chain, is_isometric
 
 aten = torch.ops.aten
-
-# Views that show every element of a parameter at most once: they keep inner products.
-_ISOMETRIES = {"t", "transpose", "permute", "view", "reshape", "unsqueeze", "squeeze", "flatten",
-               "unflatten", "select", "slice", "narrow", "alias", "contiguous", "clone", "chunk",
-               "split", "split_with_sizes", "unbind", "tensor_split", "numpy_T", "mT", "movedim",
-               "getitem", "view_as", "reshape_as", "_unsafe_view", "swapaxes"}  # fmt: skip
 
 
 def lower(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
@@ -43,7 +39,7 @@ def lower(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     for group in facts(gm)["groups"]:
         if lowering.is_reached(group):
             try:
-                lowered.append((group, lowering.group(group)))
+                lowered += [(group, contribution) for contribution in lowering.group(group)]
             except PassError as error:
                 uncovered += error.nodes
     if uncovered:
@@ -62,6 +58,10 @@ class _Lowering:
         self.values: dict[str, Any] = output.args[0]["values"]
         # of a site: for each loss of a sample, one node (or None) for each output
         self.cotangents: dict[str, tuple[tuple, ...]] = output.args[0]["cotangents"]
+        # uses of each parameter
+        self.counts = Counter(
+            spec.inputs[use.args[0].name].name for g in facts(gm)["groups"] for use in g.uses
+        )
         self.axes: dict[str, tuple[SampleAxis | None, ...]] = gm.meta[KEY]["axes"]
 
     def is_reached(self, group: UseGroup) -> bool:
@@ -76,17 +76,29 @@ class _Lowering:
     def site_is_reached(self, node: fx.Node) -> bool:
         return any(c is not None for column in self.cotangents[node.name] for c in column)
 
-    def group(self, group: UseGroup) -> Contribution:
-        """Lower one group of uses."""
+    def group(self, group: UseGroup) -> list[Contribution]:
+        """Lower one group of uses: together, or each on its own where factors reach it."""
         uses = tuple(self.use(u, group) for u in group.uses)
         try:
             found = self.factors(group)
         except NotFactored:
-            return Contribution(uses, "fallback", None, self.fallback(group))
+            return [Contribution(uses, "fallback", None, self.fallback(group))]
         every = tuple(f for factors in found.values() for f in factors)
-        if len(every) == 1 and _is_isometric(group):
-            return Contribution(uses, "rule", every[0], (), every)
-        return Contribution(uses, "region", None, self.gradients(group, found), every)
+        if len(every) == 1 and is_isometric(group):
+            return [Contribution(uses, "rule", every[0], (), every)]
+        if len(every) == 1 and self.stands_alone(uses):
+            (operand,) = found
+            pulled = pull_back(self.emitter, group, operand, every[0], self.values)
+            if pulled is not None:
+                return [
+                    Contribution((use,), "rule", own, (), (own,))
+                    for use, own in zip(uses, pulled, strict=True)
+                ]
+        return [Contribution(uses, "region", None, self.gradients(group, found), every)]
+
+    def stands_alone(self, uses: tuple[Use, ...]) -> bool:
+        """Whether no use of a group is to be added to another one before it is squared."""
+        return not self.spec.cross_terms or all(self.counts[u.parameter] == 1 for u in uses)
 
     def factors(self, group: UseGroup) -> dict[fx.Node, list[Factors]]:
         """Factors at each value of the parameter that meets samples; like sites are one.
@@ -153,7 +165,7 @@ class _Lowering:
         for found in parts.values():
             uses = tuple(use for use, *_ in found)
             every = tuple(f for _, _, c, _ in found for f in c.all_factors)
-            alike = len({_chain(group) for _, group, _, _ in found}) == 1
+            alike = len({chain(group) for _, group, _, _ in found}) == 1
             if alike and all(c.factors is not None for _, _, c, _ in found):
                 merged = concatenate(self.emitter, [c.factors for _, _, c, _ in found])
                 if len(merged) == 1:
@@ -174,7 +186,7 @@ class _Lowering:
     def use(self, node: fx.Node, group: UseGroup) -> Use:
         site = group.sites[0].node
         name = self.spec.inputs[node.args[0].name].name
-        op = "+".join(sorted({target_name(s.node) for s in group.sites}))
+        op = "+".join(sorted({operator_name(s.node) for s in group.sites}))
         return Use(name, tuple(node.meta["val"].shape), op, source_line(site))
 
     def site(self, site: Site) -> Factors | None:
@@ -266,20 +278,6 @@ class _Lowering:
             item.meta["val"] = rows[0].meta["val"].new_empty(self.samples(), *use.meta["val"].shape)
             found.append(item)
         return tuple(found)
-
-
-def _is_isometric(group: UseGroup) -> bool:
-    """Whether the group is one use behind views alone, which keep inner products."""
-    return len(group.uses) == 1 and all(target_name(n) in _ISOMETRIES for n in group.region)
-
-
-def _chain(group: UseGroup) -> tuple:
-    """The views between a use and its site; equal for `x @ w.t()` and `y @ w.t()`."""
-    views = []
-    for node in group.region:
-        plain = fx.node.map_arg((node.args, node.kwargs), lambda n: None)
-        views.append((node.target, str(plain)))
-    return tuple(views)
 
 
 def _is_complex(node: fx.Node) -> bool:

@@ -70,7 +70,7 @@ def _separate_noise(gm: fx.GraphModule) -> bool:
         if not (is_random(node) and note(node).grad):
             continue
         source = node.all_input_nodes[0]
-        if any(note(n).data for n in node.all_input_nodes if note(n).grad):
+        if any(note(n).data for n in node.all_input_nodes):
             continue
         name = getattr(node.target, "_opname", "")
         if name not in _DROPOUTS or name.endswith("alpha_dropout"):

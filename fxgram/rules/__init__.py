@@ -1,8 +1,8 @@
 """Rules: the factored Jacobian of each operator with respect to a parameter among its arguments."""
 
-from fxgram.rules import convolution, linear, lookup, normalization, pointwise
+from fxgram.rules import convolution, distances, linear, lookup, normalization, pointwise
 from fxgram.rules.registry import find as find
 from fxgram.rules.registry import registered as registered
 from fxgram.rules.registry import rule as rule
 
-_FAMILIES = (convolution, linear, lookup, normalization, pointwise)
+_FAMILIES = (convolution, distances, linear, lookup, normalization, pointwise)

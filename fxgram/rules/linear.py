@@ -11,6 +11,7 @@ from passes import Factors, NotFactored, Operands
 
 aten = torch.ops.aten
 _BATCH = string.ascii_uppercase  # labels of leading dims
+_LABELS = string.ascii_lowercase
 
 
 def _leading(ndim: int) -> str:
@@ -32,6 +33,14 @@ def linear_weight(call: Operands) -> Factors:
     rows = _leading(x.meta["val"].ndim - 1)
     out = "o" if len(call.shape) == 2 else ""
     return product_factors(call, out + "i", rows + out, (x, rows + "i"))
+
+
+@rule(aten.linear.default, "input")
+def linear_input(call: Operands) -> Factors:
+    """`y[..., o] = sum_i v[..., i] w[o, i]`."""
+    weight, rows = call["weight"], _leading(len(call.shape) - 1)
+    out = "o" if weight.meta["val"].ndim == 2 else ""
+    return product_factors(call, rows + "i", rows + out, (weight, out + "i"))
 
 
 @rule(aten.linear.default, "bias")
@@ -160,6 +169,21 @@ def einsum_operand(call: Operands) -> Factors:
     at = next(i for i, t in enumerate(tensors) if t is call.value)
     others = [(t, term) for i, (t, term) in enumerate(zip(tensors, labels)) if i != at]
     return product_factors(call, labels[at], output, *others)
+
+
+@rule(aten.tensordot.default, "self")
+@rule(aten.tensordot.default, "other")
+def tensordot_operand(call: Operands) -> Factors:
+    """`y = tensordot(x, w, dims)`: the dims of `x` that stay, then those of `w`."""
+    left, right = call["self"], call["other"]
+    dims, count = left.meta["val"].ndim, right.meta["val"].ndim
+    labels = _LABELS[:dims], list(_LABELS[dims : dims + count])
+    for mine, theirs in zip(call["dims_self"], call["dims_other"]):
+        labels[1][theirs] = labels[0][mine]
+    a, b = labels[0], "".join(labels[1])
+    output = "".join(label for label in a + b if not (label in a and label in b))
+    own, other = (a, (right, b)) if call.value is left else (b, (left, a))
+    return product_factors(call, own, output, other)
 
 
 @rule(aten.bilinear.default, "weight")

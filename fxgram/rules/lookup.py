@@ -1,6 +1,7 @@
-"""Rules of look-ups: embedding, index_select and indexing read rows of a parameter."""
+"""The rule of look-ups: `embedding` reads rows of a parameter, and other picks are spelled so."""
 
 import math
+from functools import partial
 
 import torch
 from torch import fx
@@ -27,9 +28,9 @@ def _rows_looked_up(call: Operands, ids: fx.Node, gradient: fx.Node) -> Factors:
 @rule(aten.embedding.default, "weight")
 def embedding_weight(call: Operands) -> Factors:
     """Rows of the table by id; positions of `padding_idx` carry no gradient."""
-    if call["scale_grad_by_freq"]:
-        raise NotFactored
     ids, gradient, padding = call["indices"], call.cotangent(), call["padding_idx"]
+    if call["scale_grad_by_freq"]:
+        gradient = call.trace(partial(_by_frequency, call.shape[0]), gradient, ids)
     if padding >= 0:
         emit = call.emitter.call
         mask = emit(aten.unsqueeze.default, emit(aten.eq.Scalar, ids, padding), -1)
@@ -37,20 +38,9 @@ def embedding_weight(call: Operands) -> Factors:
     return _rows_looked_up(call, ids, gradient)
 
 
-@rule(aten.index_select.default, "self")
-def index_select(call: Operands) -> Factors:
-    """`v.index_select(0, ids)`."""
-    if call["dim"] != 0:
-        raise NotFactored
-    return _rows_looked_up(call, call["index"], call.cotangent())
-
-
-@rule(aten.index.Tensor, "self")
-def index_rows(call: Operands) -> Factors:
-    """`v[ids]` with one tensor of integers."""
-    indices = call["indices"]
-    if len(indices) != 1 or indices[0].meta["val"].dtype == torch.bool:
-        raise NotFactored
-    emit, size = call.emitter.call, call.shape[0]
-    ids = emit(aten.remainder.Scalar, indices[0], size)  # -1 is the last row
-    return _rows_looked_up(call.viewed(call.shape, indices[0], ids), ids, call.cotangent())
+def _by_frequency(size: int, gradient: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Divide by how often each id occurs in the batch, as autograd does."""
+    flat = ids.reshape(-1)
+    ones = gradient.new_ones(()).expand(flat.shape)
+    counts = gradient.new_zeros(size).index_add(0, flat, ones)
+    return gradient / counts[ids].unsqueeze(-1)

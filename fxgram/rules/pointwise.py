@@ -61,6 +61,22 @@ def expand_as(call: Operands) -> Factors:
     return added(call)
 
 
+@rule(aten.fill.Tensor, "value")
+def fill(call: Operands) -> Factors:
+    """`y = v` everywhere."""
+    return added(call)
+
+
+@rule(aten.masked_fill.Tensor, "value")
+def masked_fill(call: Operands) -> Factors:
+    """`y = v where mask else x`."""
+
+    def local(gradient: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return torch.where(mask, gradient, 0)
+
+    return added(call, call.trace(local, call.cotangent(), call["mask"]))
+
+
 @rule(aten.prelu.default, "weight")
 def prelu_weight(call: Operands) -> Factors:
     """`y = x if x > 0 else w[c] x`, the channels on dim 1."""

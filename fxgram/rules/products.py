@@ -1,6 +1,7 @@
 """The Jacobian of a product of tensors, `y = einsum(v, x, ...)`, from its labels."""
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import fx
@@ -30,12 +31,16 @@ def product_factors(
     gradient = call.cotangent() if cotangent is None else cotangent
     axis = call.cotangent_axis()
     sample = None if axis.dim is None else output[axis.dim]
-    if sample is not None and sample in value:
+    kept = [label for label, size in zip(value, call.shape, strict=True) if size != 1]
+    if sample is not None and sample in kept:
         raise NotFactored
+    alone = [(node, labels) for node, labels in others if not call.has_samples(node)]
+    others = tuple(pair for pair in others if pair not in alone)
+    for pair in alone:
+        gradient, output, axis = _absorb(call, gradient, output, axis, pair, value, others)
     rows = [_row(call, gradient, axis, output)]
     for node, labels in others:
         rows.append(_row(call, node, _matching(call, node, labels, axis, sample), labels))
-    kept = [label for label, size in zip(value, call.shape, strict=True) if size != 1]
     rows = [_without_ones(call, row) for row in rows]
     rows = [_sum_alone(call, row, [r for r in rows if r is not row], kept) for row in rows]
     summed = [label for label in rows[0][1] if label not in kept]
@@ -47,6 +52,27 @@ def product_factors(
     terms = ["ks" + "".join(names[n] for n in kept if n in labels) for _, labels in rows]
     nodes = [_arrange(call, row, summed, kept) for row in rows]
     return Factors(f"{','.join(terms)}->{''.join(names[n] for n in kept)}", tuple(nodes))
+
+
+def _absorb(
+    call: Operands,
+    gradient: fx.Node,
+    output: str,
+    axis: SampleAxis,
+    operand: tuple[fx.Node, str],
+    value: str,
+    others: tuple[tuple[fx.Node, str], ...],
+) -> tuple[fx.Node, str, SampleAxis]:
+    """Multiply an operand without samples into the cotangent: it has no rows of its own.
+
+    Returns the product, its labels and its sample axis.
+    """
+    node, labels = operand
+    sample = None if axis.dim is None else output[axis.dim]
+    wanted = {sample, *value, *(label for _, theirs in others for label in theirs)}
+    kept = "".join(dict.fromkeys(x for x in output + labels if x in wanted))
+    product = call.emitter.call(torch.einsum, f"{output},{labels}->{kept}", gradient, node)
+    return product, kept, axis if sample is None else replace(axis, dim=kept.index(sample))
 
 
 def _matching(

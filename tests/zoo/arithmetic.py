@@ -55,8 +55,8 @@ ELEMENTWISE = (
     _case("addcmul", lambda m, x, y: torch.addcmul(m.w, x, y, value=0.5).sin(), _two_vectors, w=(D,)),
     _case("maximum", lambda m, x: torch.maximum(x, m.w), w=(D,)),
     _case("clamp_by_parameters", lambda m, x: torch.clamp(x, m.low - 1, m.high + 1) * x, low=(D,), high=()),
-    _case("atan2", lambda m, x: torch.atan2(m.w, x), w=(D,), fallback=True),
-    _case("hypot_by_broadcast", lambda m, x: torch.hypot(x, m.w), _sequences, w=(T, 1), fallback=True),
+    _case("atan2", lambda m, x: torch.atan2(m.w, x), w=(D,)),
+    _case("hypot_by_broadcast", lambda m, x: torch.hypot(x, m.w), _sequences, w=(T, 1)),
     _case("masked_fill", lambda m, x: x.masked_fill(x > 0.5, m.w).sin(), w=()),
     _case("threshold_gate", lambda m, x: (x > 0) * m.w + x * 0.5, w=(D,)),
 )  # fmt: skip
@@ -87,12 +87,16 @@ PRODUCTS = (
     _case("einsum_ellipsis", lambda m, x: torch.einsum("...d,ed->...e", x, m.w).sin(), _sequences, w=(2, D)),
     _case("einsum_diagonal", lambda m, x: torch.einsum("kd,dd->kd", x, m.w).sin(), w=(D, D), fallback=True),
     _case("bilinear", lambda m, x, y: F.bilinear(x, y, m.w, m.b).sin(), _two_vectors, w=(2, D, D), b=(2,)),
+    _case("bilinear_without_bias", lambda m, x: F.bilinear(x, x.sin(), m.w).sin(), _sequences, w=(2, D, D)),
+    _case("linear_of_parameter", lambda m, x: F.linear(m.w, x).t().sin(), w=(2, D)),
     _case("quadratic_form", lambda m, x: ((x @ m.w) * x).sum(-1).sin(), w=(D, D)),
     _case("outer_product", lambda m, x: (x[:, :, None] * m.w).flatten(1).sin(), w=(1, 2)),
-    _case("prototypes_by_distance", lambda m, x: torch.cdist(x, m.w), w=(4, D), fallback=True),
+    _case("prototypes_by_distance", lambda m, x: torch.cdist(x, m.w), w=(4, D)),
+    _case("prototypes_by_distance_per_position", lambda m, x: torch.cdist(x, m.w), _sequences, w=(2, D)),
+    _case("prototypes_by_city_blocks", lambda m, x: torch.cdist(x, m.w, p=1), w=(4, D), fallback=True),
     _case("prototypes_by_squares", lambda m, x: -(x[:, None] - m.w).square().sum(-1), w=(4, D)),
-    _case("prototypes_by_cosine", lambda m, x: F.cosine_similarity(x[:, None], m.w, dim=-1), w=(4, D), fallback=True),
-    _case("pairwise_distance", lambda m, x: F.pairwise_distance(x, m.w), w=(D,), fallback=True),
+    _case("prototypes_by_cosine", lambda m, x: F.cosine_similarity(x[:, None], m.w, dim=-1), w=(4, D)),
+    _case("pairwise_distance", lambda m, x: F.pairwise_distance(x, m.w), w=(D,)),
 )  # fmt: skip
 
 CASES = ELEMENTWISE + PRODUCTS

@@ -41,6 +41,29 @@ class Bags(nn.Module):
         return self.linear(self.bag(ids)).sin()
 
 
+class WeightedBags(Bags):
+    """The weights of the entries are a parameter, one for each position."""
+
+    def __init__(self) -> None:
+        super().__init__(mode="sum")
+        self.weights = nn.Parameter(torch.randn(T))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.linear(self.bag(ids, per_sample_weights=self.weights.expand(ids.shape))).sin()
+
+
+class BagsOfSequence(Bags):
+    """One sequence of ids, shared as an argument; each sample is a bag that begins somewhere."""
+
+    def forward(self, ids: Tensor, offsets: Tensor) -> Tensor:
+        return self.linear(self.bag(ids, offsets)).sin()
+
+
+def _one_sequence(draw, k):
+    # the last bag is empty, and so is the second of two that begin alike
+    return draw.ids(5, 7), torch.arange(k).mul(3).clamp(max=7)
+
+
 def _ids(dtype=torch.int64, *dims):
     return lambda draw, k: (draw.ids(5, k, *(dims or (T,)), dtype=dtype),)
 
@@ -93,11 +116,13 @@ VIEWS = (
 PICKS = (
     _case("constant_indices", lambda m, x: F.linear(x, m.w[torch.tensor([3, 0, 3])]).sin(), w=(4, D)),
     _case("indexed_by_data", lambda m, x, ids: (x * m.w[ids]).sin(), _with_ids, w=(5, D)),
-    _case("entries_indexed_by_data", lambda m, x, ids: (x * m.w[ids, :, ids % 2]).sin(), _with_ids, w=(5, D, 2), fallback=True),
+    _case("entries_indexed_by_data", lambda m, x, ids: (x * m.w[ids, :, ids % 2]).sin(), _with_ids, w=(5, D, 2)),
     _case("index_select_by_data", lambda m, x, ids: (x * m.w.index_select(0, ids)).sin(), _with_ids, w=(5, D)),
     _case("columns_selected_by_data", lambda m, x, ids: (x * m.w.index_select(1, ids).t()).sin(), _with_ids, w=(D, 5)),
-    _case("gather_by_data", lambda m, x, ids: (x * m.w.gather(0, ids[:, None].expand(-1, D))).sin(), _with_ids, w=(5, D), fallback=True),
-    _case("take_by_data", lambda m, x, ids: (x.sum(1) * torch.take(m.w, ids)).sin(), _with_ids, w=(2, D), fallback=True),
+    _case("neighbouring_dims_indexed_by_data", lambda m, x, ids: (x * m.w[:, ids, ids - 3].t()).sin(), _with_ids, w=(D, 5, 5)),
+    _case("gather_along_last_dim", lambda m, x, ids: (x * m.w.gather(1, ids.remainder(4)[None].expand(D, -1)).t()).sin(), _with_ids, w=(D, 4)),
+    _case("gather_by_data", lambda m, x, ids: (x * m.w.gather(0, ids[:, None].expand(-1, D))).sin(), _with_ids, w=(5, D)),
+    _case("take_by_data", lambda m, x, ids: (x.sum(1) * torch.take(m.w, ids)).sin(), _with_ids, w=(2, D)),
     _case("one_hot_product", lambda m, x, ids: (F.one_hot(ids, 5).to(x.dtype) @ m.w * x).sin(), _with_ids, w=(5, D)),
     _case("functional_embedding", lambda m, x, ids: (x * F.embedding(ids, m.w * 2)).sin(), _with_ids, w=(5, D)),
     _case("expert_weights_by_data", lambda m, x, ids: torch.bmm(m.w[ids], x.unsqueeze(2)).sin(), _with_ids, w=(5, 2, D)),
@@ -114,9 +139,14 @@ EMBEDDINGS = (
     Case("embedding_with_padding", lambda: Embeddings(padding_idx=0), _ids()),
     Case("embedding_with_last_padding", lambda: Embeddings(padding_idx=-1), _ids()),
     Case("position_embedding", PositionEmbedding, _ids()),
-    Case("embedding_bag_sum", lambda: Bags(mode="sum"), _ids(), fallback=True),
-    Case("embedding_bag_mean", lambda: Bags(mode="mean", padding_idx=1), _ids(), fallback=True),
-    Case("embedding_bag_max", lambda: Bags(mode="max"), _ids(), fallback=True, sizes=(1, 2, 3, 32)),
+    Case("embedding_bag_sum", lambda: Bags(mode="sum"), _ids()),
+    Case("embedding_bag_mean", lambda: Bags(mode="mean", padding_idx=1), _ids()),
+    Case("embedding_bag_with_learned_weights", WeightedBags, _ids()),
+    Case("embedding_bag_max_with_padding", lambda: Bags(mode="max", padding_idx=1), _ids(), sizes=(1, 2, 3, 32)),
+    Case("embedding_bag_by_offsets", lambda: BagsOfSequence(mode="mean"), _one_sequence, batch_dim=(None, 0), sizes=(1, 2, 3, 8)),
+    Case("embedding_bag_by_offsets_with_padding", lambda: BagsOfSequence(mode="sum", padding_idx=2), _one_sequence, batch_dim=(None, 0), sizes=(1, 2, 3, 8)),
+    Case("embedding_bag_max_by_offsets", lambda: BagsOfSequence(mode="max"), _one_sequence, batch_dim=(None, 0), sizes=(1, 2, 3, 8), fallback=True),
+    Case("embedding_bag_max", lambda: Bags(mode="max"), _ids(), sizes=(1, 2, 3, 32)),
 )  # fmt: skip
 
 COMPLEX = (

@@ -26,16 +26,18 @@ class Recurrent(nn.Module):
         return state
 
 
-class GRUCellLoop(nn.Module):
-    def __init__(self, copies: int) -> None:
+class CellLoop(nn.Module):
+    """A loop of recurrent cells; the first step leaves the state to the cell."""
+
+    def __init__(self, cell: type[nn.RNNCellBase], copies: int, **options) -> None:
         super().__init__()
-        self.cells = nn.ModuleList(nn.GRUCell(2, D) for _ in range(copies))
+        self.cells = nn.ModuleList(cell(2, D, **options) for _ in range(copies))
 
     def forward(self, x: Tensor) -> Tensor:
-        state = x.new_zeros(len(x), D)
+        state = None
         for t in range(x.shape[1]):
             state = self.cells[t % len(self.cells)](x[:, t], state)
-        return state
+        return state[0] if isinstance(state, tuple) else state
 
 
 def _steps(modules: str, steps: int) -> dict[str, str]:
@@ -46,6 +48,16 @@ def _sequences(draw, k):
     return (draw.normal(k, 3, 2),)
 
 
+def _cells(name, cell, **options):
+    return Case(
+        name,
+        lambda: CellLoop(cell, 1, **options),
+        _sequences,
+        untied=lambda: CellLoop(cell, 3, **options),
+        copies=_steps("cells", 3),
+    )
+
+
 CASES = (
     Case(
         "linear_loop",
@@ -54,12 +66,8 @@ CASES = (
         untied=lambda: Recurrent(3),
         copies=_steps("inputs", 3) | _steps("states", 3),
     ),
-    Case(
-        "gru_cell_loop",
-        lambda: GRUCellLoop(1),
-        _sequences,
-        untied=lambda: GRUCellLoop(3),
-        copies=_steps("cells", 3),
-        fallback=True,
-    ),
+    _cells("gru_cell_loop", nn.GRUCell),
+    _cells("lstm_cell_loop", nn.LSTMCell),
+    _cells("rnn_cell_loop", nn.RNNCell, bias=False),
+    _cells("relu_rnn_cell_loop", nn.RNNCell, nonlinearity="relu"),
 )

@@ -1,0 +1,30 @@
+"""Operators spelled out: plain functions of the operator's arguments that return its outputs.
+
+Each computes what the operator does, by operators that have rules, and draws what it draws. One
+that does not hold for some arguments returns NotImplemented, and the operator stays.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import fx
+
+from passes.spellings import attention, bags, distances, lookup, recurrent
+
+_SPELLINGS: dict[torch._ops.OpOverload, Callable] = {
+    **recurrent.SPELLINGS,
+    **attention.SPELLINGS,
+    **bags.SPELLINGS,
+    **distances.SPELLINGS,
+    **lookup.SPELLINGS,
+}
+
+
+def spelling(node: fx.Node) -> Callable | None:
+    """The function that spells out the operator of a node, or None."""
+    if node.op != "call_function":
+        return None
+    function = _SPELLINGS.get(node.target)
+    if function is bags.embedding_bag and bags.are_even(node):
+        return bags.even_bags
+    return function
