@@ -111,7 +111,7 @@ class Watch(TorchFunctionMode):
     def _refuse_foreign(self, tensor: torch.Tensor) -> None:
         if isinstance(tensor, FakeTensor) or functorch.is_functorch_wrapped_tensor(tensor):
             return
-        if type(tensor) not in (torch.Tensor, nn.Parameter) or not tensor.is_leaf:
+        if type(tensor) not in (torch.Tensor, nn.Parameter):
             return
         tracer = get_proxy_mode()
         if tracer is not None and has_proxy_slot(tensor, tracer.tracer):
