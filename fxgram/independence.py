@@ -30,7 +30,7 @@ def check_by_exchange(objective: Objective, batch: Batch) -> None:
             kept = numbers == torch.arange(batch.size)
             difference = (_losses(objective, batch, exchanged) - plain)[kept].abs()
             if bool((difference > within).any()):
-                raise coupled_samples("operators that a graph does not tell apart by sample")
+                raise coupled_samples((), "operators that a graph does not tell apart by sample")
 
 
 def _losses(objective: Objective, batch: Batch, tensors: tuple[Tensor, ...]) -> Tensor:
