@@ -92,5 +92,5 @@ class _Call(nn.Module):
         positional = [v for n, v in found.items() if n not in keywords]
         out = self._op(*positional, **{n: v for n, v in found.items() if n in keywords})
         out = out[0] if isinstance(out, tuple) else out
-        rows = out.movedim(self._dim, 0).flatten(1)
+        rows = out.movedim(self._dim, 0).reshape(out.shape[self._dim], -1)
         return (rows * torch.arange(1, rows.shape[1] + 1, dtype=rows.dtype).sin()).sum(1)

@@ -122,12 +122,6 @@ def mv_vector(call: Operands) -> Factors:
     return product_factors(call, "i", "n", (call["self"], "ni"))
 
 
-@rule(aten.mv.default, "self")
-def mv_matrix(call: Operands) -> Factors:
-    """`y[n] = sum_i w[n, i] x[i]`."""
-    return product_factors(call, "ni", "n", (call["vec"], "i"))
-
-
 @rule(aten.addmv.default, "vec")
 def addmv_vector(call: Operands) -> Factors:
     """`y[n] = beta * b[n] + alpha * sum_i x[n, i] v[i]`."""

@@ -20,6 +20,11 @@ _SPELLINGS: dict[torch._ops.OpOverload, Callable] = {
 }
 
 
+def spelled_out() -> tuple[torch._ops.OpOverload, ...]:
+    """All operators with a spelling."""
+    return tuple(_SPELLINGS)
+
+
 def spelling(node: fx.Node) -> Callable | None:
     """The function that spells out the operator of a node, or None."""
     if node.op != "call_function":
