@@ -6,12 +6,13 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.node import map_aggregate, map_arg
-from torch.fx.traceback import preserve_node_meta, set_current_meta
+from torch.fx.node import map_aggregate
+from torch.fx.traceback import preserve_node_meta
 from torch.utils._pytree import tree_map_only
 
 from passes.annotations import KEY, SampleAxis, facts, note
 from passes.functionalize import functionalize
+from passes.interpretation import Interpretation
 from passes.loss_by_loss import LossByLoss
 from passes.propagate import fake_mode_of, faking
 from passes.sites import UseGroup
@@ -68,36 +69,24 @@ def differentiate(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     return joint
 
 
-class _Joint:
+class _Joint(Interpretation):
     """Interpret the captured graph so that autograd sees the cuts described above."""
 
     def __init__(self, gm: fx.GraphModule):
-        self.gm, self.axis = gm, facts(gm)["losses_axis"]
+        super().__init__(gm)
+        self.axis = facts(gm)["losses_axis"]
         groups: tuple[UseGroup, ...] = facts(gm)["groups"]
         self.sites = {site.node for group in groups for site in group.sites}
-        self.env: dict[fx.Node, Any] = {}
         self.outputs: dict[fx.Node, list[torch.Tensor]] = {}  # of sites, on the way to the losses
         self.reruns: dict[fx.Node, list[torch.Tensor]] = {}  # of sites, on the way to parameters
         self.leaves: dict[fx.Node, torch.Tensor] = {}  # parameter placeholder -> leaf
 
     def run(self, *inputs: torch.Tensor) -> dict[str, Any]:
         *arguments, seeds, weights = inputs
-        feed = iter(arguments)
-        for node in self.gm.graph.nodes:
-            with set_current_meta(node):
-                if node.op == "placeholder":
-                    self.env[node] = next(feed)
-                elif node.op == "output":
-                    results, mutated = map_arg(node.args[0], lambda n: self.env[n])
-                else:
-                    self.env[node] = self.node(node)
-        losses = results[0]
-        cotangents = self.cotangents(losses, seeds)
+        found = self.forward(arguments)
+        cotangents = self.cotangents(found["losses"], seeds)
         return {
-            "losses": losses,
-            "aux": tuple(results[1:]),
-            "mutated": dict(mutated),
-            "values": {n.name: v for n, v in self.env.items()},
+            **found,
             "cotangents": {n.name: tuple(c) for n, c in cotangents.items()},
             "gradients": self.gradients(cotangents, weights),
         }
@@ -120,9 +109,6 @@ class _Joint:
         )
         self.reruns[node] = _differentiable(rerun)
         return out
-
-    def call(self, node: fx.Node, read) -> Any:
-        return node.target(*map_arg(node.args, read), **map_arg(node.kwargs, read))
 
     def cotangents(self, losses: torch.Tensor, seeds: torch.Tensor) -> dict[fx.Node, list]:
         """For every site, one tuple of cotangents for each loss of a sample."""

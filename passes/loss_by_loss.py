@@ -4,15 +4,14 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.node import map_arg
-from torch.fx.traceback import set_current_meta
 
+from passes.interpretation import Interpretation
 from passes.per_sample import batched_gradients
 from passes.targets import has_foreign_backward
 from passes.use import is_use
 
 
-class LossByLoss:
+class LossByLoss(Interpretation):
     """Interpret the captured graph with a leaf for each use, and differentiate every loss.
 
     Needs no sample axis and no rules: the backward of all m losses, batched over a leading dim,
@@ -21,28 +20,16 @@ class LossByLoss:
     """
 
     def __init__(self, gm: fx.GraphModule, chunk: int):
-        self.gm, self.chunk = gm, chunk
-        self.env: dict[fx.Node, Any] = {}
+        super().__init__(gm)
+        self.chunk = chunk
         self.leaves: dict[fx.Node, torch.Tensor] = {}
 
     def run(self, *inputs: torch.Tensor) -> dict[str, Any]:
         *arguments, seeds, weights = inputs
-        feed = iter(arguments)
-        for node in self.gm.graph.nodes:
-            with set_current_meta(node):
-                if node.op == "placeholder":
-                    self.env[node] = next(feed)
-                elif node.op == "output":
-                    results, mutated = map_arg(node.args[0], lambda n: self.env[n])
-                else:
-                    self.env[node] = self.node(node)
-        losses = results[0]
-        jacobians = self.jacobians(losses, seeds)
+        found = self.forward(arguments)
+        jacobians = self.jacobians(found["losses"], seeds)
         return {
-            "losses": losses,
-            "aux": tuple(results[1:]),
-            "mutated": dict(mutated),
-            "values": {n.name: v for n, v in self.env.items()},
+            **found,
             "cotangents": {},
             "jacobians": {n.name: j for n, j in jacobians.items()},
             "gradients": self.gradients(jacobians, weights.flatten()),
@@ -52,8 +39,7 @@ class LossByLoss:
         if is_use(node):
             self.leaves[node] = self.env[node.args[0]].detach().requires_grad_()
             return self.leaves[node]
-        read = self.env.__getitem__
-        return node.target(*map_arg(node.args, read), **map_arg(node.kwargs, read))
+        return super().node(node)
 
     def jacobians(self, losses: torch.Tensor, seeds: torch.Tensor) -> dict[fx.Node, Any]:
         if not losses.requires_grad:
