@@ -84,7 +84,8 @@ def flatten(args: tuple, kwargs: dict[str, Any], batch_dim: Any) -> Batch:
             plain.append(leaf)
         else:
             raise InvalidBatch(
-                f"`{name}` is a {type(leaf).__name__}. Pass tensors, plain values, or containers "
+                f"`{name}` is a {type(leaf).__name__}. Pass tensors (torch.as_tensor makes one of "
+                "an array), plain values, or containers "
                 "of these; register your own container with "
                 "torch.utils._pytree.register_pytree_node."
             )

@@ -37,14 +37,16 @@ def control_flow(at: str) -> CaptureError:
     )
 
 
-def explained(error: Exception, loop: str | None, stand_ins: int | None) -> CaptureError:
+def explained(
+    error: Exception, loop: str | None, stand_ins: int | None, samples: int = 0
+) -> CaptureError:
     """The error to raise for what export objects to.
 
     `loop` is the last line that took samples one by one; `stand_ins` the number of samples that the
-    capture pretended to have.
+    capture pretended to have instead of `samples`.
     """
     text, line = str(error), user_line(error)
-    first = text.splitlines()[0] if text else ""
+    first = re.sub(r"\bs\d+\b", "K", text.splitlines()[0]).rstrip(".") if text else ""
     at = f" at {line}" if line else ""
     if "specialized it to be a constant" in text or "Constraints violated" in text:
         seen = f" (the last line that took them one by one is {loop})" if loop else at
@@ -75,7 +77,9 @@ def explained(error: Exception, loop: str | None, stand_ins: int | None) -> Capt
             "custom operator with torch.library.custom_op, register_fake and register_autograd."
         )
     message = f"The model or objective could not be captured{at}: {type(error).__name__}: {first}"
-    if stand_ins is not None and re.search(rf"\bs\d+\b|\b{stand_ins}\b", text):
+    if isinstance(error, TypeError) and "argument" in text:
+        message += ". The objective is called as objective(model, *batch, **kwargs)."
+    if stand_ins is not None and re.search(rf"\b({stand_ins}|{samples})\b", text):
         message += (
             ". The batch size is a symbol while the forward is captured (with a stand-in of "
             f"{stand_ins} samples), so a size written as a number does not fit. {_SIZES}."

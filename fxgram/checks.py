@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import fx, nn
@@ -28,9 +29,10 @@ def check(program: Program, objective: Objective, batch: Batch) -> None:
 
     Raises: CoupledSamples naming the operators; UnfaithfulCapture naming the parameters.
     """
+    reference = _reference(objective, batch)
     if batch.size > 1 and not program.spec.loss_by_loss:
         _check_independence(program, objective.model, batch)
-    _check_faithful(program, objective, batch)
+    _check_faithful(program, objective.model, batch, reference)
     if batch.size > 1 and program.spec.loss_by_loss:
         check_by_exchange(objective, batch)
 
@@ -115,23 +117,45 @@ def _cotangent_module(program: Program) -> tuple[fx.GraphModule, list[tuple[str,
     return module, sites
 
 
-def _check_faithful(program: Program, objective: Objective, batch: Batch) -> None:
-    """Losses and a randomly weighted gradient against plain autograd of the eager model."""
+@dataclass(frozen=True)
+class _Reference:
+    """What the eager model does with a batch."""
+
+    losses: torch.Tensor
+    weights: torch.Tensor  # of the losses
+    gradients: dict[str, torch.Tensor | None]  # weighted, by parameter
+    buffers: dict[str, torch.Tensor]  # afterwards
+
+
+def _reference(objective: Objective, batch: Batch) -> _Reference:
+    """Run the eager model and plain autograd.
+
+    Raises: CaptureError if the model itself fails.
+    """
     model = objective.model
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     with frozen_state(model, tensors=True), _without_hooks(named.values()), torch.enable_grad():
         try:
             with autocast(batch.autocast), without_checkpoints():
-                eager = objective(batch, _clones(batch.tensors)).losses
-            weights = row_weights(eager.detach())[0]
-            expected = torch.autograd.grad(eager, list(named.values()), weights, allow_unused=True)
+                losses = objective(batch, _clones(batch.tensors)).losses
+            weights = row_weights(losses.detach())[0]
+            found = torch.autograd.grad(losses, list(named.values()), weights, allow_unused=True)
         except Exception as error:
             raise CaptureError(
                 f"The eager model itself fails on this batch: {type(error).__name__}: {error}"
             ) from error
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    return _Reference(losses.detach(), weights, dict(zip(named, found)), buffers)
+
+
+def _check_faithful(
+    program: Program, model: nn.Module, batch: Batch, reference: _Reference
+) -> None:
+    """Losses, buffers and a weighted gradient against those of the eager model."""
+    eager, expected = reference.losses, reference.gradients
     with frozen_state(model, tensors=True):
-        losses, gradients = program.last.gradients(_clones(batch.tensors), weights)
+        losses, gradients = program.last.gradients(_clones(batch.tensors), reference.weights)
+        buffers = reference.buffers
         stale = [n for n, b in model.named_buffers() if not _close(b, buffers[n], 1e-3)]
     if stale:
         raise UnfaithfulCapture(
@@ -139,21 +163,24 @@ def _check_faithful(program: Program, objective: Objective, batch: Batch) -> Non
             "the eager model."
         )
     tolerance = rounding(program)
-    if not _close(losses, eager.detach(), tolerance):
+    if not _close(losses, eager, tolerance):
         raise UnfaithfulCapture(
             "The compiled program gives other losses than the eager model with the same random "
-            f"state: {_sample(losses)} instead of {_sample(eager.detach())}. The forward may "
+            f"state: {_sample(losses)} instead of {_sample(eager)}. The forward may "
             "depend on something that changes from call to call."
         )
-    scale = max(
-        (float(g.abs().amax()) for g in expected if g is not None and g.numel()), default=0.0
-    )
+    found = [g for g in expected.values() if g is not None and g.numel()]
+    scale = max((float(g.abs().amax()) for g in found), default=0.0)
+    # Gradients that vanish are rounding alone.
+    rounding_alone = 100 * torch.finfo(eager.dtype).eps * float(reference.weights.abs().amax())
+    floor = rounding_alone * max(1.0, float(eager.abs().nan_to_num(0.0, 0.0).amax()))
     wrong = {}
-    for (name, parameter), grad in zip(named.items(), expected):
+    for name, grad in expected.items():
+        parameter = model.get_parameter(name)
         grad = torch.zeros_like(parameter) if grad is None else grad
         mine = gradients.get(name)
         mine = torch.zeros_like(parameter) if mine is None else mine
-        if not _close(mine, grad, tolerance, 1e-3 * scale):
+        if not _close(mine, grad, tolerance, 1e-3 * scale, floor):
             wrong[name] = float((mine - grad).abs().amax())
     if wrong:
         worst = sorted(wrong, key=lambda n: -wrong[n])
@@ -171,7 +198,10 @@ def _clones(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     return tuple(copies[id(t)] for t in tensors)
 
 
-def _close(a: torch.Tensor, b: torch.Tensor, rtol: float, atol: float = 0.0) -> bool:
+def _close(
+    a: torch.Tensor, b: torch.Tensor, rtol: float, least: float = 0.0, floor: float = 1e-30
+) -> bool:
+    """Whether two tensors differ by `rtol` of the largest value (at least `least`), or `floor`."""
     if not (b.is_floating_point() or b.is_complex()):
         return torch.equal(a, b)
     if a.shape != b.shape:
@@ -180,7 +210,7 @@ def _close(a: torch.Tensor, b: torch.Tensor, rtol: float, atol: float = 0.0) -> 
         return True
     finite = b[b.isfinite()].abs()
     largest = float(finite.amax()) if finite.numel() else 0.0
-    return torch.allclose(a, b, rtol=0.0, atol=rtol * max(largest, atol) + 1e-30, equal_nan=True)
+    return torch.allclose(a, b, rtol=0.0, atol=rtol * max(largest, least) + floor, equal_nan=True)
 
 
 def _sample(values: torch.Tensor) -> list[float]:

@@ -105,8 +105,8 @@ def _warn_of_reuse(program: Program) -> None:
         listed = ", ".join(f"{name} ({n} uses)" for name, n in reused.items())
         traced = " Uses are counted as traced: a derivative inside of the objective uses parameters"
         _log.warning(
-            "parameters used more than once: %s. The Gramian leaves out the cross terms "
-            "between their uses (cross_terms=False).%s",
+            "fxgram: parameters used more than once: %s. The Gramian leaves out the cross terms "
+            "between their uses, off its diagonal as well: pass cross_terms=True for J Jᵀ.%s",
             listed,
             f"{traced} again." if program.captured.differentiated else "",
         )

@@ -13,6 +13,7 @@ from fxgram.errors import (
     CaptureError,
     CoupledSamples,
     FxgramError,
+    InvalidArgument,
     InvalidLosses,
     NoTrainableParameter,
     UncoveredUse,
@@ -57,7 +58,8 @@ def _losses(error: PassError, captured: Captured) -> Exception:
     return InvalidLosses(
         f"batch_dim=0 needs one floating-point loss per sample, but {_readable(error)}. Return a "
         "tensor of shape [K]: use reduction='none' and average over the other dims, e.g. "
-        "loss.flatten(1).mean(1)."
+        "loss.flatten(1).mean(1). Losses that share samples (one for each task, say) take "
+        "batch_dim=None."
     )
 
 
@@ -81,6 +83,10 @@ def coupled_samples(nodes: Sequence[fx.Node], otherwise: str = "") -> FxgramErro
 
 def _coupled(error: PassError, captured: Captured) -> Exception:
     return coupled_samples(error.nodes)
+
+
+def _rule(error: PassError, captured: Captured) -> Exception:
+    return InvalidArgument(f"{str(error).capitalize()} returned no Factors.")
 
 
 def _uncovered(error: PassError, captured: Captured) -> Exception:
@@ -142,6 +148,7 @@ _DIAGNOSES = {
     "losses": _losses,
     "coupled": _coupled,
     "uncovered": _uncovered,
+    "rule": _rule,
     "no parameter": _no_parameter,
     "region": _capture,
     "operator": _operator,

@@ -31,11 +31,14 @@ class Explanation:
 
     rows: tuple[UseRow, ...]
     samples: int
+    losses: int | None = None  # how many, where they share samples
 
     @staticmethod
-    def of(contributions: Sequence[Contribution], samples: int) -> "Explanation":
-        """Explain the contributions at a number of samples."""
-        return Explanation(tuple(_rows(contributions, samples)), samples)
+    def of(
+        contributions: Sequence[Contribution], samples: int, losses: int | None = None
+    ) -> "Explanation":
+        """Explain the contributions at a number of samples, or of `losses` that share them."""
+        return Explanation(tuple(_rows(contributions, samples)), samples, losses)
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data."""
@@ -60,7 +63,8 @@ class Explanation:
         ]  # fmt: skip
         total = sum(r.multiply_adds or 0 for r in self.rows)
         fallbacks = sum(r.method == "fallback" for r in self.rows)
-        close = f"{len(self.rows)} uses, K = {self.samples}, {_short(total)} multiply-adds"
+        rows = f"K = {self.samples}" if self.losses is None else f"{self.losses} losses"
+        close = f"{len(self.rows)} uses, {rows}, {_short(total)} multiply-adds"
         if fallbacks:
             close += f"; {fallbacks} by the fallback (one backward of the operator per sample)"
         return f"{table(head, body)}\n{close}"
@@ -108,8 +112,9 @@ def _rows(contributions: Sequence[Contribution], samples: int) -> Iterator[UseRo
     for contribution in contributions:
         labels = " + ".join(f.equation for f in contribution.all_factors) or "-"
         costs = [_chosen(contribution, f, samples) for f in contribution.all_factors]
-        known = contribution.method != "fallback"
-        for use in contribution.uses:
+        for at, use in enumerate(contribution.uses):
+            # What several uses cost together stands at the first of them.
+            known = contribution.method not in ("fallback", "losses") and at == 0
             yield UseRow(
                 use.parameter, use.shape, use.op, use.source, labels,
                 plan.choose(contribution, samples),

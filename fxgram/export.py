@@ -54,7 +54,7 @@ def export_symbolic(wrapper: Wrapper, batch: Batch, count: int) -> Any:
         except Exception as error:
             found = re.search(_SUGGESTED, str(error))
             if found is None or attempt:
-                raise explained(error, wrapper.watch.loop, count) from error
+                raise explained(error, wrapper.watch.loop, count, batch.size) from error
             low, high = max(int(found[1] or 2), 2), int(found[2]) if found[2] else None
     raise AssertionError("the second attempt returns or raises")
 

@@ -111,6 +111,8 @@ def _expected(found: str) -> str:
 
 
 def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return "a tensor"
     if value is None or isinstance(value, bool | int | float):
         return repr(value)
     return f"a {type(value).__name__}"

@@ -158,7 +158,9 @@ class GramianStep:
     def explain(self) -> Explanation:
         """Where each parameter is used, and how that use's part of the Gramian is computed."""
         program = self._used()
-        return Explanation.of(program.contributions, program.last_samples)
+        losses = program.losses_like(program.last_samples).numel()
+        shared = losses if self._batch_dim is None else None
+        return Explanation.of(program.contributions, program.last_samples, shared)
 
     def __deepcopy__(self, memo: dict) -> "GramianStep":
         """A step for a copy of the model; it compiles anew."""
@@ -188,7 +190,8 @@ class GramianStep:
                 if tensor.requires_grad:
                     raise InvalidBatch(
                         f"`{name}` requires grad: gradients of batch tensors are not supported. "
-                        f"Pass {name}.detach(), or run the step under torch.no_grad()."
+                        f"Pass {name}.detach(). (Under torch.no_grad() the step gives losses and "
+                        "Gramian alone.)"
                     )
 
     def _program(self, batch: Batch) -> Program:

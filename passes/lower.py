@@ -215,6 +215,8 @@ class _Lowering:
             rule(Operands(emitter, op, arguments, axes, cotangents, outputs, value))
             for cotangents in self.cotangents[site.node.name]
         ]
+        if not all(isinstance(found, Factors) for found in columns):
+            raise PassError("rule", f"the rule for `{argument}` of {op}", (site.node,))
         rows = zip(*(found.operands for found in columns))
         return replace(columns[0], operands=tuple(emitter.interleave(list(r)) for r in rows))
 

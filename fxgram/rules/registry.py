@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from fxgram.errors import InvalidArgument
 from passes import Factors, Operands
 
 Rule = Callable[[Operands], Factors]
@@ -20,8 +21,16 @@ def rule(op: torch._ops.OpOverload, argument: str) -> Callable[[Rule], Rule]:
 
     The rule gets the call at one site, and returns the factored Jacobian of the losses with
     respect to the argument's value there; it may raise `passes.NotFactored` for calls that it does
-    not hold for, which then take the fallback.
+    not hold for, which then take the fallback. A rule registered later replaces the earlier one.
+
+    Raises: InvalidArgument for what is no overload or no argument of it.
     """
+    if not isinstance(op, torch._ops.OpOverload):
+        raise InvalidArgument(
+            f"{op} is no operator overload: name one, such as torch.ops.aten.linear.default."
+        )
+    if argument not in [a.name for a in op._schema.arguments]:
+        raise InvalidArgument(f"{op} has no argument `{argument}`; its schema is {op._schema}.")
 
     def register(function: Rule) -> Rule:
         _TABLE[op, argument] = function

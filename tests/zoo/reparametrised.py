@@ -116,7 +116,7 @@ def _free(name, function, **shapes):
 
 
 CASES = (
-    Case("weight_norm", _layer(parametrizations.weight_norm), _vectors),
+    Case("weight_norm_of_a_layer", _layer(parametrizations.weight_norm), _vectors),
     Case("weight_norm_over_all", _layer(lambda m: parametrizations.weight_norm(m, dim=None)), _vectors),
     Case("spectral_norm", _layer(parametrizations.spectral_norm), _vectors),
     Case("spectral_norm_in_eval_mode", lambda: _layer(parametrizations.spectral_norm)().eval(), _vectors),
@@ -127,7 +127,7 @@ CASES = (
     Case("scaled_weight", _layer(_parametrized(Scaled)), _vectors),
     Case("lora", lambda: LoRA(False), _vectors),
     Case("lora_merged", lambda: LoRA(True), _vectors),
-    Case("weight_standardisation", lambda: StandardisedConv(1, 2, 3), lambda draw, k: (draw.normal(k, 1, 5),)),
+    Case("standardised_conv1d", lambda: StandardisedConv(1, 2, 3), lambda draw, k: (draw.normal(k, 1, 5),)),
     Case("hypernetwork", Hypernetwork, lambda draw, k: (draw.normal(k, D), draw.normal(k, 2))),
     Case("fake_quantised", FakeQuantised, _vectors),
     Case("drop_connect", DropConnect, _vectors, random=True),
