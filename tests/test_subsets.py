@@ -73,8 +73,8 @@ def check_subset(case, subset):
         return  # none of the subset is used: there is nothing to compile
     torch.manual_seed(0)
     expected_gramian = gramian(reference, case.objective, batch)
-    if expected_gramian.abs().max() < 1e-20:
-        return  # a norm behind it makes the gradient vanish: rounding alone
+    if expected_gramian.abs().max() < 1e-15:
+        return  # a norm behind it cancels the gradient up to its eps: what is left is rounding
     torch.manual_seed(0)
     losses, actual_gramian = fxgram.compile(model, case.objective, batch_dim=case.batch_dim)(*batch)
     assert_close_relative(losses.detach(), expected.detach(), case.rtol, f"{subset} losses")
