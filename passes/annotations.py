@@ -1,6 +1,5 @@
 """The one place that writes notes on nodes and graphs, all of them under `KEY` of `meta`."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,8 +70,3 @@ def source_line(node: fx.Node) -> str:
         return "unknown line"
     path, number, code = own[-1]
     return f"{path.rsplit('/', 1)[-1]}:{number}: {code}"
-
-
-def names(nodes: Mapping[fx.Node, Any]) -> list[str]:
-    """Names of nodes, for messages."""
-    return [n.name for n in nodes]
