@@ -1,13 +1,11 @@
 """Tables of what was compiled: the passes, and the uses with their cost."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from fxgram import plan
-from passes import Contribution, Factors, PassRecord
+from passes import Choice, Contribution, Factors, PassRecord
 
 
 @dataclass(frozen=True)
@@ -109,30 +107,30 @@ def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 
 def _rows(contributions: Sequence[Contribution], samples: int) -> Iterator[UseRow]:
-    for contribution in contributions:
+    choices = plan.plan(contributions, samples)
+    for contribution, choice in zip(contributions, choices):
         labels = " + ".join(f.equation for f in contribution.all_factors) or "-"
-        costs = [_chosen(contribution, f, samples) for f in contribution.all_factors]
+        costs = [plan.cost(f, _for(choice, f), samples) for f in contribution.all_factors]
         for at, use in enumerate(contribution.uses):
             # What several uses cost together stands at the first of them.
             known = contribution.method not in ("fallback", "losses") and at == 0
             yield UseRow(
-                use.parameter, use.shape, use.op, use.source, labels,
-                plan.choose(contribution, samples),
+                use.parameter, use.shape, use.op, use.source, labels, _name(choice),
                 sum(c.multiply_adds for c in costs) if known else None,
                 sum(c.bytes for c in costs) if known else None,
                 contribution.method,
             )  # fmt: skip
 
 
-def _chosen(contribution: Contribution, factors: Factors, samples: int) -> plan.Cost:
-    wanted = plan.choose(contribution, samples)
-    found = plan.candidates(factors, samples, _element(factors))
-    return next(cost for cost in found if cost.choice == wanted)
+def _for(choice: Choice, factors: Factors) -> Choice:
+    """The choice of a sum of several factors, as one of them is contracted."""
+    return choice if choice.kernel in {k.name for k in factors.kernels} else replace(choice, kernel="factors")
 
 
-def _element(factors: Factors) -> int:
-    value: torch.Tensor = factors.operands[-1].meta["val"]
-    return value.element_size()
+def _name(choice: Choice) -> str:
+    """What the table calls a choice: "gradients, kept", "gradients by calls", "pairs"."""
+    kernel = "" if choice.kernel == "factors" else f" by {choice.kernel}"
+    return f"{choice.contraction}{kernel}{', kept' if choice.keep else ''}"
 
 
 def _short(number: float | None) -> str:

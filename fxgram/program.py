@@ -15,7 +15,7 @@ from fxgram.errors import InvalidBatch
 from fxgram.rules import find
 from passes import GradientPart, PassRecord, Spec
 
-_PLANNED = ("contract", "clean")  # passes that depend on the batch size, through the plan
+_PLANNED = ("contract", "recompute", "clean", "schedule")  # passes that depend on the batch size, through the plan
 
 
 class Program:
@@ -38,15 +38,15 @@ class Program:
         rules: Callable = find,
     ):
         self.captured, self.model = captured, model
-        choose = self._chooser(samples)
         one_size = captured.samples is None and not coupled
         self.spec = Spec(
-            captured.inputs, captured.samples, rules, choose, captured.calls, loss_by_loss,
-            samples if one_size else None, cross_terms,
+            captured.inputs, captured.samples, rules, calls=captured.calls,
+            loss_by_loss=loss_by_loss, count=samples if one_size else None,
+            cross_terms=cross_terms,
         )  # fmt: skip
         fixed = [p for p in passes.PASSES if p.__name__ not in _PLANNED]
         self.lowered, self._records = passes.run(captured.gm, self.spec, fixed)
-        self._planned: dict[tuple[str, ...], Planned] = {}
+        self._planned: dict[tuple[passes.Choice, ...], Planned] = {}
         self._choices: dict[int, Planned] = {}
         self.last_samples = samples
 
@@ -95,18 +95,18 @@ class Program:
     def planned(self, samples: int) -> "Planned":
         """The modules for this number of samples; batch sizes with equal plans share them."""
         if samples not in self._choices:
-            choices = tuple(plan.choose(c, samples) for c in self.contributions)
+            choices = self.choices(samples)
             if choices not in self._planned:
-                spec = replace(self.spec, choose=self._chooser(samples))
+                spec = replace(self.spec, choices=choices)
                 late = [p for p in passes.PASSES if p.__name__ in _PLANNED]
                 gm, records = passes.run(self.lowered, spec, late)
                 self._planned[choices] = Planned(self, passes.partition(gm), records)
             self._choices[samples] = self._planned[choices]
         return self._choices[samples]
 
-    @staticmethod
-    def _chooser(samples: int) -> Callable:
-        return lambda contribution: plan.choose(contribution, samples)
+    def choices(self, samples: int) -> tuple[passes.Choice, ...]:
+        """How each contribution is contracted at this number of samples."""
+        return plan.plan(self.contributions, samples)
 
 
 class Planned:
@@ -167,8 +167,9 @@ class Planned:
         with torch.no_grad():
             losses, _, *rest = self.partition.forward.forward(*self.inputs(tensors))
             found: dict[str, torch.Tensor] = {}
+            carried: dict[str, Any] = {}
             for part, _, saved in self._parts(self._split(rest)[2]):
-                for name, grad in zip(part.parameters, part.module.forward(weights, *saved)):
+                for name, grad in zip(part.parameters, part.run(weights, saved, carried)):
                     found[self._program.captured.inputs[name].name] = grad
             for target, value in zip(self._targets(tensors), self._split(rest)[1]):
                 target.copy_(value)

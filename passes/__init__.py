@@ -20,8 +20,10 @@ from passes.differentiate import scale_rows as scale_rows
 from passes.driver import PassRecord as PassRecord
 from passes.driver import copy_graph as copy_graph
 from passes.driver import run as run
+from passes.factors import Choice as Choice
 from passes.factors import Contribution as Contribution
 from passes.factors import Factors as Factors
+from passes.factors import Kernel as Kernel
 from passes.factors import Use as Use
 from passes.functionalize import functionalize
 from passes.lower import lower
@@ -32,6 +34,8 @@ from passes.operands import Operands as Operands
 from passes.partition import GradientPart as GradientPart
 from passes.partition import Partition as Partition
 from passes.partition import partition as partition
+from passes.recompute import recompute
+from passes.schedule import schedule
 from passes.spec import Input as Input
 from passes.spec import PassError as PassError
 from passes.spec import Spec as Spec
@@ -50,5 +54,7 @@ PASSES = (
     differentiate,
     lower,
     contract,
+    recompute,
     clean,
+    schedule,
 )

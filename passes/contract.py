@@ -1,20 +1,29 @@
 """`contract`: add the Gramian to the graph, one summand for each contribution."""
 
+from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx
 
 from passes.annotations import SampleAxis, facts
 from passes.dead import drop_dead_nodes
+from passes.differentiate import WEIGHTS
 from passes.driver import copy_graph
 from passes.emit import emit_jacobian
-from passes.factors import Contribution, Factors
-from passes.kernels import gramian_of_jacobian, gramian_of_pairs
+from passes.factors import Choice, Contribution, Factors
+from passes.kernels import (
+    gramian_in_slices,
+    gramian_of_jacobian,
+    gramian_of_pairs,
+    weighted_gradient,
+)
 from passes.operands import Emitter
 from passes.spec import Spec
 
 aten = torch.ops.aten
+_RESULTS = ("losses", "aux", "mutated", "cotangents", "gradients")
 
 
 def contract(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
@@ -31,19 +40,42 @@ def contract(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     dtype = torch.promote_types(losses.dtype, torch.float32)
     square = losses.new_empty(losses.numel(), losses.numel(), dtype=dtype)
     total = None
-    for contribution in contributions:
-        for summand in _summands(emitter, contribution, spec, dtype, square):
-            add = aten.add.Tensor
-            total = summand if total is None else emitter.call(add, total, summand, val=square)
+    kept: dict[str, list[fx.Node]] = {}
+    at = {node: i for i, node in enumerate(gm.graph.nodes)}
+    biases = Counter(
+        c.factors.operands[0]
+        for c, choice in zip(contributions, spec.choices)
+        if choice.contraction == "bias"
+    )
+    for contribution, choice in sorted(
+        zip(contributions, spec.choices, strict=True), key=lambda pair: _ready(pair[0], at)
+    ):
+        total = _add(emitter, total, contribution, choice, dtype, square, kept, biases)
+    assert total is not None
     total = _in_order_of_losses(emitter, total, losses, axis, square)
     mirrored = emitter.call(aten.t.default, total, val=square)
     doubled = emitter.call(aten.add.Tensor, total, mirrored, val=square)
     gramian = emitter.call(aten.mul.Tensor, doubled, 0.5, val=square)
-    kept = ("losses", "aux", "mutated", "cotangents", "gradients")
-    emitter.output.args = ({**{key: results[key] for key in kept}, "gramian": gramian},)
+    gradients = _from_kept(emitter, results["gradients"], kept, losses, axis, spec)
+    results = {**results, "gradients": gradients}
+    emitter.output.args = ({**{key: results[key] for key in _RESULTS}, "gramian": gramian},)
     drop_dead_nodes(gm.graph)
     gm.recompile()
     return gm
+
+
+def _ready(contribution: Contribution, at: dict[fx.Node, int]) -> int:
+    """When all that a contribution reads exists: the last layer's comes first."""
+    stack = [*contribution.jacobians, *(contribution.factors.operands if contribution.factors else ())]
+    ready, seen = 0, set()
+    while stack:
+        node = stack.pop()
+        if node.meta.get("emitted"):
+            stack += [n for n in node.all_input_nodes if n not in seen]
+            seen.update(node.all_input_nodes)
+        else:
+            ready = max(ready, at[node])
+    return ready
 
 
 def _in_order_of_losses(
@@ -68,7 +100,9 @@ def _copy(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[Contribution]]:
     graph, mapping = copy_graph(gm.graph)
 
     def moved(factors: Factors) -> Factors:
-        return replace(factors, operands=tuple(mapping[n] for n in factors.operands))
+        kernels = tuple(replace(k, jacobian=mapping[k.jacobian]) for k in factors.kernels)
+        operands = tuple(mapping[n] for n in factors.operands)
+        return replace(factors, operands=operands, kernels=kernels)
 
     contributions = [
         replace(
@@ -81,18 +115,60 @@ def _copy(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[Contribution]]:
     return fx.GraphModule(gm, graph), contributions
 
 
-def _summands(
+def _add(
     emitter: Emitter,
+    total: fx.Node | None,
     contribution: Contribution,
-    spec: Spec,
+    choice: Choice,
     dtype: torch.dtype,
     square: torch.Tensor,
-) -> list[fx.Node]:
+    kept: dict[str, list[fx.Node]],
+    biases: Counter[fx.Node],
+) -> fx.Node | None:
+    """Add one contribution to the Gramian, as its choice says; note what is kept of it."""
     jacobians, factors = contribution.jacobians, contribution.factors
+    if choice.contraction == "bias":
+        return total
     if factors is not None:
-        if spec.choose(contribution) == "pairs":
-            equation, one_hot = factors.equation, factors.one_hot
-            operands = factors.operands
-            return [emitter.call(gramian_of_pairs, equation, one_hot, dtype, *operands, val=square)]
-        jacobians = (emit_jacobian(emitter, factors),)
-    return [emitter.call(gramian_of_jacobian, j, dtype, val=square) for j in jacobians]
+        equation, one_hot, operands = factors.equation, factors.one_hot, factors.operands
+        if choice.contraction == "pairs":
+            count = biases.pop(operands[0], 0)
+            pairs = (total, equation, one_hot, dtype, choice.parts, count, *operands)
+            return emitter.call(gramian_of_pairs, *pairs, val=square)
+        if choice.parts > 1:
+            slices = (total, equation, dtype, choice.parts, *operands)
+            return emitter.call(gramian_in_slices, *slices, val=square)
+        jacobians = (emit_jacobian(emitter, factors, choice.kernel),)
+    for jacobian in jacobians:
+        total = emitter.call(gramian_of_jacobian, total, jacobian, dtype, val=square)
+    if choice.keep:
+        names = [use.parameter for use in contribution.uses]
+        for name, jacobian in zip(dict.fromkeys(names) if len(jacobians) == 1 else names, jacobians):
+            kept.setdefault(name, []).append(jacobian)
+    return total
+
+
+def _from_kept(
+    emitter: Emitter,
+    gradients: dict[str, Any],
+    kept: dict[str, list[fx.Node]],
+    losses: torch.Tensor,
+    axis: SampleAxis,
+    spec: Spec,
+) -> dict[str, Any]:
+    """Weighted gradients of the parameters whose per-sample gradients were kept, from those."""
+    if not kept:
+        return gradients
+    rows = next(n for n in emitter.graph.nodes if n.op == "placeholder" and n.name == WEIGHTS)
+    if axis.dim:
+        rows = emitter.call(torch.movedim, rows, axis.dim, 0)
+    if losses.ndim != 1:
+        rows = emitter.call(aten.reshape.default, rows, [-1])
+    found = dict(gradients)
+    for placeholder in gradients:
+        jacobians = kept.get(spec.inputs[placeholder].name)
+        if jacobians:
+            value = gradients[placeholder].meta["val"]
+            arguments = (rows, list(value.shape), value.dtype, *jacobians)
+            found[placeholder] = emitter.call(weighted_gradient, *arguments, val=value)
+    return found

@@ -12,10 +12,15 @@ from passes.operands import Emitter
 aten = torch.ops.aten
 
 
-def emit_jacobian(emitter: Emitter, factors: Factors) -> fx.Node:
-    """Emit the per-sample gradients `[k, ...]` of a value from its factors."""
+def emit_jacobian(emitter: Emitter, factors: Factors, kernel: str = "factors") -> fx.Node:
+    """Emit the per-sample gradients `[k, ...]` of a value, from its factors or by a kernel."""
+    for found in factors.kernels:
+        if found.name == kernel:
+            return found.jacobian
     sizes = factors.sizes()
     labels = "k" + factors.equation.split("->")[1]
+    if factors.equation.split("->")[0] == labels:
+        return factors.operands[0]
     values = [operand.meta["val"] for operand in factors.operands]
     dtype = promoted(values)
     val = values[-1].new_empty([sizes[label] for label in labels], dtype=dtype)
@@ -31,12 +36,27 @@ def concatenate(emitter: Emitter, factors: list[Factors]) -> list[Factors]:
         alike.setdefault((one.equation, one.one_hot), []).append(one)
     merged = []
     for several in alike.values():
+        if len(several) == 1:
+            merged += several
+            continue
+        several = [_with_positions(emitter, one) for one in several]
+        terms = several[0].equation.split("->")[0].split(",")
         operands = [
-            parts[0] if len(parts) == 1 else emitter.call(aten.cat.default, list(parts), 1)
-            for parts in zip(*(f.operands for f in several))
+            emitter.call(aten.cat.default, list(parts), term.index("s"))
+            for term, parts in zip(terms, zip(*(f.operands for f in several)))
         ]
-        merged.append(replace(several[0], operands=tuple(operands)))
+        merged.append(replace(several[0], operands=tuple(operands), kernels=()))
     return merged
+
+
+def _with_positions(emitter: Emitter, factors: Factors) -> Factors:
+    """`"ko,ki->oi"` of a use without positions, as one with a single position."""
+    inputs, result = factors.equation.split("->")
+    if "s" in inputs:
+        return factors
+    operands = [emitter.call(aten.unsqueeze.default, n, 1) for n in factors.operands]
+    terms = ["ks" + term[1:] for term in inputs.split(",")]
+    return replace(factors, equation=f"{','.join(terms)}->{result}", operands=tuple(operands))
 
 
 def add_up(emitter: Emitter, nodes: list[fx.Node]) -> fx.Node:

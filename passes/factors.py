@@ -9,6 +9,14 @@ from torch import fx
 
 
 @dataclass(frozen=True)
+class Kernel:
+    """Per-sample gradients `[k, *dims]` of a value by other means than contracting its factors."""
+
+    name: str  # key of the planner's table of costs
+    jacobian: fx.Node
+
+
+@dataclass(frozen=True)
 class Factors:
     """The Jacobian of the losses with respect to a value at one site, as a sum of products.
 
@@ -22,6 +30,7 @@ class Factors:
         None  # first operand: integers below this, each standing for a unit vector
     )
     reads: str = ""  # what the operands are, for people: "B[k,s,o], A[k,s,i]"
+    kernels: tuple[Kernel, ...] = ()
 
     def sizes(self) -> Mapping[str, int | torch.SymInt]:
         """Size of every label; that of `k` is symbolic."""
@@ -54,3 +63,16 @@ class Contribution:
     factors: Factors | None  # of a single use behind views alone: any contraction will do
     jacobians: tuple[fx.Node, ...]  # otherwise: per-sample gradients `[k, ...]`, one for each use
     all_factors: tuple[Factors, ...] = ()  # of every site, for people and for cost
+    direct: bool = True  # factors are those of the parameter itself, not of a view of it
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a contribution is contracted."""
+
+    # "pairs": (A Aᵀ) ∘ (B Bᵀ); "gradients": per-sample gradients, then J Jᵀ; "bias": along with
+    # the pairs of the weight whose output it is added to
+    contraction: Literal["pairs", "gradients", "bias"] = "gradients"
+    kernel: str = "factors"  # what makes the per-sample gradients: "factors" or a kernel's name
+    keep: bool = False  # keep per-sample gradients, from which wᵀJ costs little
+    parts: int = 1  # blocks of rows, or slices of the parameter, one of which exists at a time

@@ -16,9 +16,9 @@ def windows(
     dilation: list[int],
     groups: int,
 ) -> Tensor:
-    """Lay the receptive fields of a convolution in rows.
+    """Lay the receptive fields of a convolution in columns.
 
-    `x [n, g*c, *space]` gives `[n, g, s, c*taps]`, s the output positions, taps the kernel's.
+    `x [n, g*c, *space]` gives `[n, g, c*taps, s]`, s the output positions, taps the kernel's.
     """
     flat = [p for pair in reversed(padding) for p in pair]
     if any(flat):
@@ -30,11 +30,44 @@ def windows(
     x = x.unflatten(1, (groups, -1))  # [n, g, c, *positions, *taps]
     positions = [3 + d for d in range(space)]
     taps = [3 + space + d for d in range(space)]
-    x = x.permute(0, 1, *positions, 2, *taps)
-    count = 1
-    for d in range(space):
-        count *= x.shape[2 + d]
-    return x.reshape(n, groups, count, -1)
+    count = math.prod(x.shape[d] for d in positions)
+    x = x.permute(0, 1, 2, *taps, *positions)
+    return x.reshape(n, groups, math.prod(x.shape[2 : 3 + space]), count)
+
+
+def convolution_by_calls(
+    gradient: Tensor, x: Tensor, weight: Tensor, count: int, options: tuple
+) -> Tensor:
+    """Per-sample gradients `[k, *weight]` of a convolution, one call of its backward for each.
+
+    `count`: rows of `x [k * count, c, *space]` that belong to one sample; `options`: those of
+    `aten.convolution_backward` from `stride` to `groups`.
+    """
+    rows = [
+        _weight_gradient(g, part, weight, options)
+        for g, part in zip(gradient.split(count), x.split(count))
+    ]
+    return torch.stack(rows) if rows else weight.new_empty(0, *weight.shape)
+
+
+def convolution_by_groups(
+    gradient: Tensor, x: Tensor, weight: Tensor, options: tuple
+) -> Tensor:
+    """Per-sample gradients `[k, *weight]` of a convolution: all samples as groups of one call."""
+    k = x.shape[0]
+    if not k:
+        return weight.new_empty(0, *weight.shape)
+    wide = weight.repeat(k, *[1] * (weight.ndim - 1))
+    gradient, x = (t.reshape(1, -1, *t.shape[2:]) for t in (gradient, x))
+    found = _weight_gradient(gradient, x, wide, (*options[:-1], options[-1] * k))
+    return found.view(k, *weight.shape)
+
+
+def _weight_gradient(gradient: Tensor, x: Tensor, weight: Tensor, options: tuple) -> Tensor:
+    mask = [False, True, False]
+    dtype = promoted((gradient, x))
+    gradient, x, weight = (t.to(dtype) for t in (gradient, x, weight))
+    return torch.ops.aten.convolution_backward(gradient, x, weight, None, *options, mask)[1]
 
 
 def per_sample_gradients(equation: str, one_hot: int | None, *factors: Tensor) -> Tensor:
@@ -67,56 +100,108 @@ def promoted(factors: Sequence[Tensor]) -> torch.dtype:
     return functools.reduce(torch.promote_types, (factor.dtype for factor in factors))
 
 
-def gramian_of_jacobian(jacobian: Tensor, dtype: torch.dtype) -> Tensor:
-    """`J [k, ...]` gives `Re(J Jᴴ) [k, k]`."""
+def weighted_gradient(
+    weights: Tensor, shape: list[int], dtype: torch.dtype, *jacobians: Tensor
+) -> Tensor:
+    """`wᵀ (J_1 + J_2 + ...)` of the parameter's shape, from weights `[k]` and `J_u [k, ...]`."""
+    rows = [j.reshape(j.shape[0], math.prod(shape)) for j in jacobians]
+    products = [weights.to(r.dtype) @ r for r in rows]
+    return sum(products[1:], products[0]).reshape(shape).to(dtype)
+
+
+def gramian_of_jacobian(total: Tensor | None, jacobian: Tensor, dtype: torch.dtype) -> Tensor:
+    """`J [k, ...]` gives `total + Re(J Jᴴ) [k, k]`."""
     if jacobian.is_complex():
         jacobian = torch.view_as_real(jacobian.resolve_conj())
     rows = jacobian.reshape(jacobian.shape[0], math.prod(jacobian.shape[1:])).to(dtype)
-    return rows @ rows.mT
+    return rows @ rows.mT if total is None else torch.addmm(total, rows, rows.mT)
 
 
-def _gramian_of_rows(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """Pairs of `[k, s, ...]` and `[k, s, ...]` that share no label of the parameter."""
-    k, s = a.shape[:2]
-    rows = [factor.reshape(k * s, math.prod(factor.shape[2:])).to(dtype) for factor in (a, b)]
-    product = (rows[0] @ rows[0].mT) * (rows[1] @ rows[1].mT)
-    return product if s == 1 else product.view(k, s, k, s).sum((1, 3))
+def gramian_in_slices(
+    total: Tensor | None, equation: str, dtype: torch.dtype, count: int, *factors: Tensor
+) -> Tensor:
+    """The Gramian from per-sample gradients of which one of `count` slices exists at a time."""
+    terms, result = equation.split("->")[0].split(","), equation.split("->")[1]
+    label = max(result, key=lambda x: _size(x, terms, factors))
+    slices = [
+        factor.tensor_split(count, term.index(label)) if label in term else [factor] * count
+        for term, factor in zip(terms, factors)
+    ]
+    for parts in zip(*slices):
+        total = gramian_of_jacobian(total, per_sample_gradients(equation, None, *parts), dtype)
+    assert total is not None
+    return total
+
+
+def _size(label: str, terms: list[str], factors: Sequence[Tensor]) -> int:
+    return next(f.shape[t.index(label)] for t, f in zip(terms, factors) if label in t)
 
 
 def gramian_of_pairs(
-    equation: str, one_hot: int | None, dtype: torch.dtype, *factors: Tensor
+    total: Tensor | None,
+    equation: str,
+    one_hot: int | None,
+    dtype: torch.dtype,
+    blocks: int,
+    biases: int,
+    *factors: Tensor,
 ) -> Tensor:
     """The Gramian of `J_u` without `J_u`: `(A Aᵀ) ∘ (B Bᵀ)` summed over pairs of positions.
 
-    `"kso,ksi->oi"`: `sum_st (sum_o B[k,s,o] B[l,t,o]) (sum_i A[k,s,i] A[l,t,i])`.
+    `"kso,ksi->oi"`: `sum_st (sum_o B[k,s,o] B[l,t,o]) (sum_i A[k,s,i] A[l,t,i])`. Rows are taken
+    in `blocks`, each with the columns from its own on: the rest is known by symmetry. To each of
+    `biases` that are added to the same output belongs an input of ones: `A Aᵀ + biases`.
     """
     inputs, result = equation.split("->")
     terms = inputs.split(",")
-    if one_hot is None and len(terms) == 2 and len(result) == len(terms[0] + terms[1]) - 4:
-        return _gramian_of_rows(*factors, dtype)
-    shared = {label for label in result if sum(label in term for term in terms) > 1}
-    mirror = str.maketrans("ks", "lt")
-    product, labels = None, ""
-    for at, (term, factor) in enumerate(zip(terms, factors)):
-        own = "".join(label for label in term if label in "ks" or label in shared)
-        both = own + "".join(label for label in own.translate(mirror) if label in "lt")
-        if at == 0 and one_hot is not None:
-            pair = factor[:, :, None, None] == factor
+    if inputs == "ko,ki" and blocks == 1:
+        b, a = (factor.to(dtype) for factor in factors)
+        b, a = b @ b.mT, a @ a.mT
+        a = a + biases if biases else a
+        return a * b if total is None else torch.addcmul(total, a, b)
+    shared = [label for label in result if sum(label in term for term in terms) > 1]
+    k = factors[0].shape[0]
+    positions = max((f.shape[t.index("s")] for t, f in zip(terms, factors) if "s" in t), default=1)
+    ids = None if one_hot is None else factors[0].reshape(k * positions)
+    rows = [
+        _pair_rows(term, factor.to(dtype), shared, positions)
+        for at, (term, factor) in enumerate(zip(terms, factors))
+        if at or ids is None
+    ]
+    gramian = rows[0].new_empty(k, k) if total is None else total.clone()
+    step = max(1, -(-k // blocks))
+    for start in range(0, k, step):
+        stop = min(start + step, k)
+        mine, rest = slice(start * positions, stop * positions), slice(start * positions, None)
+        product = None if ids is None else (ids[mine, None] == ids[rest]).to(dtype)
+        for at, factor in enumerate(rows):
+            pair = factor[..., mine, :] @ factor[..., rest, :].mT
+            pair = pair + biases if biases and at else pair
+            product = pair if product is None else product * pair
+        if positions > 1:
+            sizes = (stop - start, positions, k - start, positions)
+            product = product.unflatten(-1, sizes[2:]).unflatten(-3, sizes[:2]).sum((-3, -1))
+        product = product.sum(list(range(product.ndim - 2))) if product.ndim > 2 else product
+        if total is None:
+            gramian[start:stop, start:] = product
+            gramian[stop:, start:stop] = product[:, stop - start :].mT
         else:
-            pair = torch.einsum(f"{term},{term.translate(mirror)}->{both}", factor, factor)
-        if product is None:
-            product, labels = pair.to(dtype), both
-        else:
-            product = torch.einsum(
-                f"{labels},{both}->{_union(labels, both)}", product, pair.to(dtype)
-            )
-            labels = _union(labels, both)
-    return (
-        product.sum([d for d, label in enumerate(labels) if label not in "kl"])
-        if len(labels) > 2
-        else product
-    )
+            gramian[start:stop, start:] += product
+            gramian[stop:, start:stop] += product[:, stop - start :].mT
+    return gramian
 
 
-def _union(a: str, b: str) -> str:
-    return a + "".join(label for label in b if label not in a)
+def _pair_rows(term: str, factor: Tensor, shared: list[str], positions: int) -> Tensor:
+    """`[*shared, k * s, own]` of one factor, ones where it lacks a shared label."""
+    if "s" not in term:
+        factor, term = factor.unsqueeze(-1).expand(*factor.shape, positions), term + "s"
+    own = [label for label in term if label not in "ks" and label not in shared]
+    order = [*(label for label in shared if label in term), "k", "s", *own]
+    moved = factor.permute([term.index(label) for label in order])
+    sizes = dict(zip(order, moved.shape))
+    lead = [sizes.get(label, 1) for label in shared]
+    return moved.reshape(*lead, sizes["k"] * sizes["s"], math.prod(sizes[c] for c in own))
+
+
+# What adds a contribution to the Gramian; the sum so far is the first argument.
+ACCUMULATE = (gramian_of_jacobian, gramian_in_slices, gramian_of_pairs)

@@ -32,7 +32,7 @@ class LossByLoss(Interpretation):
             **found,
             "cotangents": {},
             "jacobians": {n.name: j for n, j in jacobians.items()},
-            "gradients": self.gradients(jacobians, weights.flatten()),
+            "gradients": self.gradients(found["losses"], weights),
         }
 
     def node(self, node: fx.Node) -> Any:
@@ -59,10 +59,15 @@ class LossByLoss(Interpretation):
         """Gradients of every use for several weights `[r, m]` of the losses."""
         return batched_gradients([losses.flatten()], list(self.leaves.values()), [rows], loop)
 
-    def gradients(self, jacobians: dict[fx.Node, Any], weights: torch.Tensor) -> dict[str, Any]:
+    def gradients(self, losses: torch.Tensor, weights: torch.Tensor) -> dict[str, Any]:
+        """One more backward, from the weights; the planner may prefer what `jacobians` gave."""
+        if not losses.requires_grad:
+            return {}
+        leaves = list(self.leaves.values())
+        grads = torch.autograd.grad(losses, leaves, weights, retain_graph=True, allow_unused=True)
         total: dict[str, torch.Tensor] = {}
-        for use, jacobian in jacobians.items():
-            name, rows = use.args[0].name, jacobian.flatten(1)
-            grad = (weights.to(rows.dtype) @ rows).reshape(jacobian.shape[1:])
-            total[name] = total[name] + grad if name in total else grad
+        for use, grad in zip(self.leaves, grads):
+            if grad is not None:
+                name = use.args[0].name
+                total[name] = total[name] + grad if name in total else grad
         return total

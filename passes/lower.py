@@ -85,7 +85,8 @@ class _Lowering:
             return [Contribution(uses, "fallback", None, self.fallback(group))]
         every = tuple(f for factors in found.values() for f in factors)
         if len(every) == 1 and is_isometric(group):
-            return [Contribution(uses, "rule", every[0], (), every)]
+            direct = not group.region
+            return [Contribution(uses, "rule", every[0], (), every, direct)]
         if len(every) == 1 and self.stands_alone(uses):
             (operand,) = found
             pulled = pull_back(self.emitter, group, operand, every[0], self.values)
@@ -169,7 +170,8 @@ class _Lowering:
             if alike and all(c.factors is not None for _, _, c, _ in found):
                 merged = concatenate(self.emitter, [c.factors for _, _, c, _ in found])
                 if len(merged) == 1:
-                    kept.append(Contribution(uses, "sum", merged[0], (), (merged[0],)))
+                    direct = all(c.direct for _, _, c, _ in found)
+                    kept.append(Contribution(uses, "sum", merged[0], (), (merged[0],), direct))
                     continue
             for _, group, contribution, _ in found:
                 if group not in pulled:
@@ -218,7 +220,12 @@ class _Lowering:
         if not all(isinstance(found, Factors) for found in columns):
             raise PassError("rule", f"the rule for `{argument}` of {op}", (site.node,))
         rows = zip(*(found.operands for found in columns))
-        return replace(columns[0], operands=tuple(emitter.interleave(list(r)) for r in rows))
+        operands = tuple(emitter.interleave(list(r)) for r in rows)
+        kernels = tuple(
+            replace(of[0], jacobian=emitter.interleave([kernel.jacobian for kernel in of]))
+            for of in zip(*(found.kernels for found in columns))
+        )
+        return replace(columns[0], operands=operands, kernels=kernels)
 
     def bind(self, site: Site) -> tuple[str | None, dict[str, Any]]:
         """Name the arguments as the schema does; also which one is the parameter's value."""
@@ -272,12 +279,13 @@ class _Lowering:
         graph = self.gm.graph
         with graph.inserting_before(self.emitter.output):
             call = graph.call_module(name, (*inputs, *rows))
-        call.meta["val"] = None
+        call.meta.update(val=None, emitted=True)
         found = []
         for at, use in enumerate(group.uses):
             with graph.inserting_before(self.emitter.output):
                 item = graph.call_function(operator.getitem, (call, at))
-            item.meta["val"] = rows[0].meta["val"].new_empty(self.samples(), *use.meta["val"].shape)
+            val = rows[0].meta["val"].new_empty(self.samples(), *use.meta["val"].shape)
+            item.meta.update(val=val, emitted=True)
             found.append(item)
         return tuple(found)
 

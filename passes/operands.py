@@ -13,6 +13,7 @@ from passes.clean import call_key
 from passes.propagate import fake_mode_of, faking
 
 aten = torch.ops.aten
+_STRIDED = (aten.view.default, aten._unsafe_view.default)  # a later batch may have other strides
 
 
 class NotFactored(Exception):
@@ -40,7 +41,7 @@ class Emitter:
             fake = fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
             with faking(self.mode), torch.no_grad():
                 val = target(*fake[0], **fake[1])
-        node.meta["val"] = val
+        node.meta.update(val=val, emitted=True)
         if key is not None:
             self._emitted[key] = node
         return node
@@ -149,9 +150,9 @@ class Operands:
         for node in traced.graph.nodes:
             if node.op == "call_function":
                 args = fx.node.map_arg((node.args, node.kwargs), lambda n: env[n])
-                env[node] = self.emitter.call(
-                    node.target, *args[0], val=node.meta["val"], **args[1]
-                )
+                target = aten.reshape.default if node.target in _STRIDED else node.target
+                val = node.meta["val"]
+                env[node] = self.emitter.call(target, *args[0], val=val, **args[1])
             elif node.op == "output":
                 return env[node.args[0]]
         raise AssertionError("a graph ends in its output")

@@ -1,7 +1,8 @@
 """`partition`: what runs forward, and what waits for the weights of `losses.backward`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -11,15 +12,28 @@ from passes.differentiate import SEEDS, WEIGHTS
 from passes.driver import copy_graph
 
 aten = torch.ops.aten
+_PIECE = 2**20  # bytes of gradients that are worth a part of their own
 
 
 @dataclass(frozen=True)
 class GradientPart:
-    """The gradient graph of parameters that share work: `(weights, *saved) -> gradients`."""
+    """Part of the gradient graph: `(weights, *saved, *carried) -> (*gradients, *handed)`."""
 
     module: fx.GraphModule
     parameters: tuple[str, ...]  # placeholder names, in the order of the outputs
     saved: tuple[int, ...]  # which of the forward's saved values it reads
+    carried: tuple[str, ...]  # values that earlier parts computed
+    handed: tuple[str, ...]  # values for later parts
+
+    def run(
+        self, weights: torch.Tensor, saved: Sequence[Any], carried: dict[str, Any]
+    ) -> tuple[torch.Tensor, ...]:
+        """The gradients of `parameters`; `carried` is emptied, and gets what later parts need."""
+        values = [carried.pop(name) for name in self.carried]
+        results = self.module.forward(weights, *saved, *values)
+        count = len(self.parameters)
+        carried.update(zip(self.handed, results[count:]))
+        return results[:count]
 
 
 @dataclass(frozen=True)
@@ -31,14 +45,14 @@ class Partition:
     inputs: tuple[str, ...]
     aux: int  # how many values the objective returns besides the losses
     mutated: tuple[str, ...]  # placeholders whose new values the modules return
-    parts: tuple[GradientPart, ...]
+    parts: tuple[GradientPart, ...]  # in the order in which they run
 
 
 def partition(gm: fx.GraphModule) -> Partition:
     """Split the cleaned graph at the values that the weighted gradients read.
 
-    Parameters whose gradients share a node are put into one part, so that each part can run, and
-    free what it kept, on its own.
+    What depends on the weights is cut into parts that run one after the other, so that gradients
+    are accumulated, and what a part kept is freed, before the next one runs.
     """
     *_, output = gm.graph.nodes
     results = output.args[0]
@@ -46,13 +60,15 @@ def partition(gm: fx.GraphModule) -> Partition:
     weights = next(n for n in inputs if n.name == WEIGHTS)
     late = _late(gm.graph, weights)
     wanted = {p: g for p, g in results["gradients"].items() if isinstance(g, fx.Node)}
-    groups = _share(wanted, late)
-    saved = dict.fromkeys(
-        n for names in groups for n in _operands(_needed([wanted[p] for p in names], late))
-        if n not in late
-    )  # fmt: skip
-    at = {node: i for i, node in enumerate(saved)}
-    parts = tuple(_gradient_part(gm, names, wanted, late, weights, at) for names in groups)
+    pieces = _pieces(_needed(wanted.values(), late), wanted)
+    saved: dict[fx.Node, int] = {}
+    for nodes, names in pieces:
+        for node in [*_operands(nodes), *(wanted[name] for name in names)]:
+            if node not in late:
+                saved.setdefault(node, len(saved))
+    parts = tuple(
+        _gradient_part(gm, at, pieces, wanted, weights, saved) for at in range(len(pieces))
+    )
     mutated = dict(results["mutated"])
     plain = [results["losses"], results["gramian"], *results["aux"], *mutated.values()]
     names = tuple(n.name for n in inputs if n.name not in (SEEDS, WEIGHTS))
@@ -90,43 +106,47 @@ def _operands(nodes: Iterable[fx.Node]) -> list[fx.Node]:
     return [n for node in nodes for n in node.all_input_nodes]
 
 
-def _share(wanted: dict[str, fx.Node], late: dict[fx.Node, None]) -> list[list[str]]:
-    owner: dict[fx.Node, list[str]] = {}
-    groups: list[list[str]] = []
-    for name, end in wanted.items():
-        mine = [name]
-        for node in _needed([end], late):
-            if node.op == "placeholder" or _is_weight_view(node, late):
-                continue
-            other = owner.get(node)
-            if other is not None and other is not mine:
-                mine.extend(n for n in other if n not in mine)
-                groups = [g for g in groups if g is not other]
-                for key, value in owner.items():
-                    if value is other:
-                        owner[key] = mine
-            owner[node] = mine
-        groups.append(mine)
-    return groups
+def _pieces(
+    late: list[fx.Node], wanted: dict[str, fx.Node]
+) -> list[tuple[list[fx.Node], list[str]]]:
+    """Cut the late nodes wherever enough gradients are ready to be handed over."""
+    ready = {node: at for at, node in enumerate(late)}
+    order = sorted(wanted, key=lambda name: ready.get(wanted[name], -1))
+    pieces: list[tuple[list[fx.Node], list[str]]] = []
+    start, names, size = 0, [], 0
+    for name in order:
+        names.append(name)
+        value = wanted[name].meta["val"]
+        size += value.numel() * value.element_size()
+        if size >= _PIECE or name == order[-1]:
+            stop = len(late) if name == order[-1] else ready.get(wanted[name], -1) + 1
+            pieces.append((late[start:stop], names))
+            start, names, size = stop, [], 0
+    return pieces
 
 
-def _is_weight_view(node: fx.Node, late: dict[fx.Node, None]) -> bool:
-    tensors = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
-    return all(n in late and (n.op == "placeholder" or _is_weight_view(n, late)) for n in tensors)
-
-
-def _gradient_part(gm, names, wanted, late, weights, at) -> GradientPart:
+def _gradient_part(gm, at, pieces, wanted, weights, saved) -> GradientPart:
+    nodes, names = pieces[at]
+    earlier = {n for piece, _ in pieces[:at] for n in piece}
+    later = [n for piece, ends in pieces[at + 1 :]
+             for n in (*_operands(piece), *(wanted[name] for name in ends))]  # fmt: skip
+    mine = [n for n in nodes if n is not weights]
+    reads = dict.fromkeys([*_operands(mine), *(wanted[name] for name in names)])
+    kept = [n for n in reads if n in saved]
+    carried = [n for n in reads if n in earlier and n is not weights]
+    handed = [n for n in dict.fromkeys(later) if n in mine or n in carried]
     graph, env = fx.Graph(), {}
     env[weights] = graph.placeholder(WEIGHTS)
-    body = [n for n in _needed([wanted[p] for p in names], late) if n is not weights]
-    reads = list(dict.fromkeys(n for n in _operands(body) if n not in late))
-    for node in reads:
+    for node in [*kept, *carried]:
         env[node] = graph.placeholder(node.name)
-    for node in body:
+    for node in mine:
         env[node] = graph.node_copy(node, lambda n: env[n])
-    graph.output(tuple(env[wanted[p]] for p in names))
+    graph.output((*(env[wanted[p]] for p in names), *(env[n] for n in handed)))
     module = fx.GraphModule(gm, graph, class_name="GradientPart")
-    return GradientPart(module, tuple(names), tuple(at[n] for n in reads))
+    return GradientPart(
+        module, tuple(names), tuple(saved[n] for n in kept),
+        tuple(n.name for n in carried), tuple(n.name for n in handed),
+    )  # fmt: skip
 
 
 def _forward(gm: fx.GraphModule, outputs: list[fx.Node], losses: fx.Node) -> fx.GraphModule:

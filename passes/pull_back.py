@@ -91,7 +91,7 @@ def _scaled(emitter: Emitter, factors: Factors, target: Any, scale: Any) -> Fact
     if scale == 1:
         return factors
     first, *others = factors.operands
-    return replace(factors, operands=(emitter.call(target, first, scale), *others))
+    return replace(factors, operands=(emitter.call(target, first, scale), *others), kernels=())
 
 
 def _swapped(factors: Factors, labels: str, node: fx.Node) -> Factors:
@@ -100,7 +100,7 @@ def _swapped(factors: Factors, labels: str, node: fx.Node) -> Factors:
     numbered = torch.empty([2 + d for d in dims], device="meta")  # sizes tell the dims apart
     moved = node.target(numbered, *node.args[1:], **node.kwargs).shape
     before = "".join(labels[moved.index(2 + d)] for d in dims)
-    return replace(factors, equation=f"{factors.equation.split('->')[0]}->{before}")
+    return replace(factors, equation=f"{factors.equation.split('->')[0]}->{before}", kernels=())
 
 
 def _product(
@@ -121,4 +121,4 @@ def _product(
     operands[at] = emitter.call(torch.einsum, equation, operands[at], other)
     terms[at] = term
     equation = f"{','.join(terms)}->{labels.replace(gone, new)}"
-    return replace(factors, equation=equation, operands=tuple(operands))
+    return replace(factors, equation=equation, operands=tuple(operands), kernels=())

@@ -27,7 +27,8 @@ class Spec:
         sympy.Expr | None
     )  # symbol of the batch size K; None: one sample, the whole of every value
     rules: Callable[[Any, str], Callable | None]  # (op overload, schema argument) -> rule
-    choose: Callable[[Any], Any]  # a contribution -> how its Gramian is contracted
+    choices: tuple[Any, ...] = ()  # a `Choice` for each contribution
+    recompute: bool = False  # whether cotangents are freed, for a second backward
     calls: tuple[Callable, ...] = ()  # what the marker operators stand for, by their keys
     # one cotangent for each loss: losses share samples, or a sample axis can't be followed
     loss_by_loss: bool = False

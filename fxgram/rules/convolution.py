@@ -1,6 +1,7 @@
 """Rules of convolutions: receptive fields laid in rows turn them into linear layers."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,8 +9,8 @@ from torch import fx
 
 from fxgram.rules.products import product_factors
 from fxgram.rules.registry import rule
-from passes import Factors, NotFactored, Operands
-from passes.kernels import windows
+from passes import Factors, Kernel, NotFactored, Operands
+from passes.kernels import convolution_by_calls, convolution_by_groups, windows
 
 aten = torch.ops.aten
 
@@ -40,6 +41,8 @@ def _windows(
     groups: int,
 ) -> fx.Node:
     """Emit `windows` with its size worked out here: tracing it with symbolic sizes is slow."""
+    if all(n == 1 for n in (*size, *stride)) and not any(map(any, padding)):
+        return _channels(call, x, groups)
     value = x.meta["val"]
     positions = [
         (n + before + behind - gap * (taps - 1) - 1) // step + 1
@@ -48,18 +51,43 @@ def _windows(
         )
     ]
     columns = value.shape[1] // groups * math.prod(size)
-    fake = value.new_empty(value.shape[0], groups, math.prod(positions), columns)
+    fake = value.new_empty(value.shape[0], groups, columns, math.prod(positions))
     return call.emitter.call(windows, x, size, stride, padding, dilation, groups, val=fake)
 
 
-def _channel_rows(call: Operands, node: fx.Node, groups: int) -> fx.Node:
-    """`[n, g*c, *space]` to `[n, g, s, c]`."""
+def _channels(call: Operands, node: fx.Node, groups: int) -> fx.Node:
+    """`[n, g*c, *space]` to `[n, g, c, s]`."""
     shape = node.meta["val"].shape
-    sizes = [shape[0], groups, shape[1] // groups, math.prod(shape[2:])]
-    sizes[0] = -1
-    return call.emitter.call(
-        aten.transpose.int, call.emitter.call(aten.reshape.default, node, sizes), 2, 3
-    )
+    sizes = [-1, groups, shape[1] // groups, math.prod(shape[2:])]
+    return call.emitter.call(aten.reshape.default, node, sizes)
+
+
+def _kernels(
+    call: Operands, x: fx.Node, padding: list[tuple[int, int]], **options: Any
+) -> tuple[Kernel, ...]:
+    """Per-sample gradients of the weight by the operator's own backward."""
+    gradient, weight = call.cotangent(), call.value
+    axis = call.cotangent_axis()
+    if axis.outer > 1 or tuple(weight.meta["val"].shape) != tuple(call.shape):
+        return ()
+    if any(before != behind for before, behind in padding):
+        flat = [p for pair in reversed(padding) for p in pair]
+        x = call.emitter.call(aten.constant_pad_nd.default, x, flat)
+        padding = [(0, 0)] * len(padding)
+    before = [p for p, _ in padding]
+    values = (options["stride"], before, options["dilation"], options.get("output") is not None,
+              options.get("output") or [0] * len(before), options["groups"])  # fmt: skip
+    rows = x.meta["val"].shape[0]
+    count = rows if axis.dim is None else axis.inner
+    samples = 1 if axis.dim is None else rows // count
+    fake = gradient.meta["val"].new_empty(samples, *call.shape)
+    emit = call.emitter.call
+    calls = emit(convolution_by_calls, gradient, x, weight, count, values, val=fake)
+    found = (Kernel("calls", calls),)
+    if count == 1 and axis.dim is not None:
+        grouped = emit(convolution_by_groups, gradient, x, weight, values, val=fake)
+        found += (Kernel("groups", grouped),)
+    return found
 
 
 def _samples_lead(call: Operands, node: fx.Node) -> None:
@@ -82,12 +110,15 @@ def _conv_weight(call: Operands) -> Factors:
     _samples_lead(call, x)
     stride, dilation = _per_dim(call["stride"], dims), _per_dim(call["dilation"], dims)
     groups = call["groups"]
-    fields = _windows(call, x, size, stride, _padding(call, size, dilation), dilation, groups)
-    rows = _channel_rows(call, gradient, groups)
+    padding = _padding(call, size, dilation)
+    fields = _windows(call, x, size, stride, padding, dilation, groups)
+    rows = _channels(call, gradient, groups)
     sizes = [groups, call.shape[0] // groups, math.prod(call.shape[1:])]
-    return product_factors(
-        call.viewed(sizes, x, fields), "goi", "ngso", (fields, "ngsi"), cotangent=rows
+    factors = product_factors(
+        call.viewed(sizes, x, fields), "goi", "ngos", (fields, "ngis"), cotangent=rows
     )
+    kernels = _kernels(call, x, padding, stride=stride, dilation=dilation, groups=groups)
+    return replace(factors, kernels=kernels)
 
 
 def _conv_transpose_weight(call: Operands) -> Factors:
@@ -109,11 +140,17 @@ def _conv_transpose_weight(call: Operands) -> Factors:
         )
     ]  # fmt: skip
     fields = _windows(call, gradient, size, stride, padding, dilation, groups)
-    rows = _channel_rows(call, x, groups)
+    rows = _channels(call, x, groups)
     sizes = [groups, call.shape[0] // groups, math.prod(call.shape[1:])]
-    return product_factors(
-        call.viewed(sizes, x, rows), "gio", "ngso", (rows, "ngsi"), cotangent=fields
+    factors = product_factors(
+        call.viewed(sizes, x, rows), "gio", "ngos", (rows, "ngis"), cotangent=fields
     )
+    padding = [(p, p) for p in _per_dim(call["padding"], dims)]
+    output = _per_dim(call["output_padding"], dims)
+    kernels = _kernels(
+        call, x, padding, stride=stride, dilation=dilation, groups=groups, output=output
+    )
+    return replace(factors, kernels=kernels)
 
 
 def _conv_bias(call: Operands) -> Factors:

@@ -9,6 +9,7 @@ from torch import fx
 from passes import Factors, NotFactored, Operands, SampleAxis
 
 aten = torch.ops.aten
+_S = "+"  # label of all summed dims, once flattened
 _FOLD = "<>"  # labels of the two halves of a folded sample axis
 _NAMES = "oijhwdabcefgmnpqruvxyz"  # labels of the value's dims in the result
 
@@ -49,9 +50,10 @@ def product_factors(
     if any(all(label not in labels for _, labels in rows) for label in kept):
         raise NotFactored
     names = dict(zip(kept, _NAMES))
-    terms = ["ks" + "".join(names[n] for n in kept if n in labels) for _, labels in rows]
-    nodes = [_arrange(call, row, summed, kept) for row in rows]
-    return Factors(f"{','.join(terms)}->{''.join(names[n] for n in kept)}", tuple(nodes))
+    found = [_arrange(call, row, summed, kept) for row in rows]
+    terms = ["k" + "".join(names.get(label, "s") for label in labels) for _, labels in found]
+    result = "".join(names[label] for label in kept)
+    return Factors(f"{','.join(terms)}->{result}", tuple(node for node, _ in found))
 
 
 def _absorb(
@@ -115,12 +117,21 @@ def _sum_alone(call: Operands, row: Row, others: list[Row], kept: list[str]) -> 
     return node, "".join(label for label in labels if label in met)
 
 
-def _arrange(call: Operands, row: Row, summed: list[str], kept: list[str]) -> fx.Node:
-    """`[k, ...]` to `[k, s, *dims of the value]`, all summed dims flattened into one."""
+def _arrange(call: Operands, row: Row, summed: list[str], kept: list[str]) -> Row:
+    """Flatten all summed dims into one, `_S`: where they stand together, or else behind `k`."""
     node, labels = row
-    order = [1 + labels.index(label) for label in (*summed, *kept) if label in labels]
-    if order != sorted(order):
+    if not summed:
+        return node, labels
+    run = "".join(summed)
+    if run not in labels:
+        alone = [label for label in kept if label in labels]
+        order = [1 + labels.index(label) for label in (*summed, *alone)]
         node = call.emitter.call(aten.permute.default, node, [0, *order])
+        labels = run + "".join(alone)
+    before, behind = labels.split(run)
     shape = node.meta["val"].shape[1:]
-    positions = math.prod(shape[: len(summed)])
-    return call.reshape_rows(node, [positions, *shape[len(summed) :]])
+    first, last = len(before), len(before) + len(summed)
+    sizes = [*shape[:first], math.prod(shape[first:last]), *shape[last:]]
+    if len(summed) != 1:
+        node = call.reshape_rows(node, sizes)
+    return node, before + _S + behind
