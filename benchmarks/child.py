@@ -4,6 +4,7 @@ Each child first imports fxgram and compiles a tiny model, whichever contender i
 baseline is then alike.
 """
 
+import logging
 import multiprocessing
 import os
 from collections.abc import Callable
@@ -65,6 +66,7 @@ def _answer(sender: Connection, function: Callable, trial: Trial) -> None:
 
 def prepared(trial: Trial) -> tuple[nn.Module, Run]:
     """Return the model, its `.grad` allocated, and the contender after a first small step."""
+    logging.getLogger("fxgram").setLevel(logging.ERROR)  # `verify` has let it warn
     tiny = fxgram.compile(mlp(4, 4, 2), classification, check=False)
     tiny(torch.randn(3, 4), torch.tensor([0, 1, 1]))[0].sum().backward()
     model = trial.case.model()

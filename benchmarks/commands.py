@@ -154,7 +154,7 @@ def scaling(
     _exit(c for by_axis in tables.values() for c in by_axis.values())
 
 
-@app.command()
+@app.command("max_batch")
 def max_batch(
     limit: Annotated[str, typer.Option(help="On private memory, such as 4GiB.")] = "4GiB",
     precision: Annotated[float, typer.Option(min=0, help="Of the result, relative.")] = 0.02,
