@@ -80,7 +80,7 @@ def interleave(
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     names = list(runs)
     for i in range(rounds):
-        shift = i % len(names)
+        shift = i % max(1, len(names))
         for name in names[shift:] + names[:shift]:
             seconds[name].append(_seconds(*runs[name], arguments, repeats[name], device))
     return seconds
