@@ -5,7 +5,6 @@ import json
 from functools import partial
 
 import pytest
-import torch
 
 from benchmarks.cases import CASES, NINE, Case, next_token
 from benchmarks.child import Trial, in_child
@@ -82,10 +81,8 @@ def test_what_a_contender_does_not_serve_is_one_line():
 
 
 def test_a_child_measures_its_own_peak():
-    threads = torch.get_num_threads()
-    highest, rest = in_child(peak, Trial(TINY, "fxgram", 8, threads))
+    highest, rest = in_child(peak, Trial(TINY, "fxgram", 8, threads=1))
     assert highest >= rest > 2**20
-    assert in_child(peak, Trial(SENTENCES, "hand-written", 8, threads)).startswith("failed: Type")
 
 
 @pytest.mark.parametrize("largest", [0, 1, 2, 3, 7, 8, 100, 1000])
