@@ -7,6 +7,7 @@ baseline is then alike.
 import logging
 import multiprocessing
 import os
+import resource
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -35,7 +36,7 @@ class Trial:
     contender: str
     size: int  # K, of the batch
     threads: int  # of torch
-    limit: int | None = None  # bytes
+    limit: int | None = None  # bytes of private memory
 
 
 def in_child(function: Callable[[Trial], T], trial: Trial) -> T | str:
@@ -55,8 +56,11 @@ def in_child(function: Callable[[Trial], T], trial: Trial) -> T | str:
 
 
 def _answer(sender: Connection, function: Callable, trial: Trial) -> None:
-    if trial.limit is not None:  # libraries print what they can't allocate
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    if trial.limit is not None:
+        # On private writable memory: a limit on addresses would count the libraries' code.
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (trial.limit, most))
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries print what they can't allocate
     torch.set_num_threads(trial.threads)
     try:
         sender.send(function(trial))

@@ -1,7 +1,6 @@
 """The largest batch that trains within a limit on a process's memory."""
 
 import re
-import resource
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -87,13 +86,7 @@ def bisect(
 
 
 def fits(trial: Trial) -> None:
-    """Run some steps in this process under its limit; raises, or dies, if they don't fit.
-
-    The limit is on private writable memory: unlike a limit on addresses it doesn't count the
-    libraries' code.
-    """
-    _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (trial.limit, most))
+    """Run some steps in this process under its limit; raises, or dies, if they don't fit."""
     model, run = prepared(trial)
     batch = arguments(trial.case, trial.size)
     for _ in range(STEPS):

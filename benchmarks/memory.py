@@ -4,7 +4,7 @@ import resource
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from benchmarks.cases import Case
 from benchmarks.child import Trial, arguments, in_child, prepared, verify
 
 STEPS = 3
+_SYSTEM = Path("/proc/meminfo")
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -36,7 +37,10 @@ def measure_case(case: Case, contenders: Sequence[str]) -> dict[str, Peak | str]
     for name in contenders:
         trial = Trial(case, name, case.batch_size, torch.get_num_threads())
         error = in_child(verify, trial)
-        found = error if isinstance(error, str) else in_child(peak, trial)
+        if not isinstance(error, str):  # one contender must not take the machine down
+            found = in_child(peak, replace(trial, limit=available()))
+        else:
+            found = error
         if isinstance(found, str):
             results[name] = found
         else:
@@ -53,6 +57,15 @@ def peak(trial: Trial) -> tuple[int, int]:
         model.zero_grad(set_to_none=False)
         run(*batch)
     return highest(), rest
+
+
+def available() -> int | None:
+    """Return the bytes that the system can give without swapping; None: it doesn't tell."""
+    with suppress(OSError):
+        for line in _SYSTEM.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    return None
 
 
 def restart() -> int:
