@@ -37,8 +37,8 @@ def measure_case(case: Case, contenders: Sequence[str]) -> dict[str, Peak | str]
     for name in contenders:
         trial = Trial(case, name, case.batch_size, torch.get_num_threads())
         error = in_child(verify, trial)
-        if not isinstance(error, str):  # one contender must not take the machine down
-            found = in_child(peak, replace(trial, limit=available()))
+        if not isinstance(error, str):
+            found = in_child(peak, replace(trial, limit=spare()))
         else:
             found = error
         if isinstance(found, str):
@@ -59,12 +59,12 @@ def peak(trial: Trial) -> tuple[int, int]:
     return highest(), rest
 
 
-def available() -> int | None:
-    """Return the bytes that the system can give without swapping; None: it doesn't tell."""
+def spare() -> int | None:
+    """Return the bytes one child may take, so that none takes the machine down; None: unknown."""
     with suppress(OSError):
         for line in _SYSTEM.read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
+                return int(0.8 * 1024 * int(line.split()[1]))
     return None
 
 
