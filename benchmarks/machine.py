@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-PACKAGES = ("fxgram", "torch", "torchjd")
+PACKAGES = ("fxgram", "torch", "torchjd", "opacus")
 
 
 def describe(device: str) -> dict[str, str | int]:
     """Return the processor, the threads and the versions."""
-    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+    versions = {name: _version(name) for name in PACKAGES}
     return {
         "processor": _gpu(device) if device.startswith("cuda") else _cpu(),
         "cores": os.cpu_count() or 0,
@@ -21,6 +21,13 @@ def describe(device: str) -> dict[str, str | int]:
         "python": platform.python_version(),
         **versions,
     }
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "missing"
 
 
 def _gpu(device: str) -> str:

@@ -1,75 +1,122 @@
-"""Print the timings as a table and as Markdown, and write them as JSON."""
+"""Print figures as tables and as Markdown, and write them as JSON."""
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
+from typing import TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cases import CASES
-from benchmarks.contenders import CONTENDERS
-from benchmarks.timing import Timing
-
-Results = Mapping[str, Mapping[str, Timing | str]]  # case -> contender -> timing
-HEADER = (
-    *("model", "K", "sample"),
-    *(f"{name} ms" for name in CONTENDERS),
-    *(f"{name} / SGD" for name in CONTENDERS if name != "SGD"),
-)
+T = TypeVar("T")
+UNIT = "SGD"  # the contender that ratios are to
 
 
-def row(name: str, timings: Mapping[str, Timing | str]) -> tuple[str, ...]:
-    """Return the cells of one case: medians in milliseconds, then ratios to SGD."""
-    case = CASES[name]
-    base = timings["SGD"]
-    ratios = [
-        f"{t.seconds / base.seconds:.2f}"
-        if isinstance(t, Timing) and isinstance(base, Timing)
-        else "-"
-        for contender, t in timings.items()
-        if contender != "SGD"
-    ]
-    medians = [
-        f"{1000 * t.seconds:.4g}" if isinstance(t, Timing) else t.partition(":")[0]
-        for t in timings.values()
-    ]
-    return (name, str(case.batch_size), "x".join(map(str, case.shape)), *medians, *ratios)
+@dataclass(frozen=True)
+class Row:
+    """The figures of one case."""
+
+    leading: tuple[str, ...]  # cells that say which case
+    figures: Mapping[str, float | str]  # by contender; text says why there is none
+
+    def ratio(self, contender: str, to: str = UNIT) -> float | None:
+        """Return one contender's figure over another's, or None if either has none."""
+        figure, base = self.figures.get(contender), self.figures.get(to)
+        if not isinstance(figure, float) or not isinstance(base, float) or not base:
+            return None
+        return figure / base
 
 
-def print_report(console: Console, results: Results, machine: Mapping) -> None:
-    """Print a table, the failures in full, and the same as Markdown."""
-    table = Table(box=SIMPLE_HEAD)
-    shown = [i for i, header in enumerate(HEADER) if header != "sample"]  # to fit 80 columns
-    for i in shown:
-        table.add_column(HEADER[i], justify="right" if i else "left", no_wrap=not i)
-    for name, timings in results.items():
-        cells = row(name, timings)
-        table.add_row(*(cells[i] for i in shown))
-    console.print(table)
-    for name, timings in results.items():
-        for contender, timing in timings.items():
-            if isinstance(timing, str):
-                console.print(f"{name}, {contender}: {timing}", markup=False, highlight=False)
-    print(markdown(results, machine))
+@dataclass(frozen=True)
+class Comparison:
+    """A table of contenders: a figure each, then ratios to SGD."""
+
+    leading: tuple[str, ...]  # headers of the rows' leading cells
+    unit: str  # of the figures
+    rows: Sequence[Row]
+
+    @property
+    def contenders(self) -> list[str]:
+        """Return all that any row has, in their order."""
+        return list(dict.fromkeys(name for row in self.rows for name in row.figures))
+
+    def header(self) -> tuple[str, ...]:
+        """Return the heads of all columns."""
+        others = [name for name in self.contenders if name != UNIT]
+        figures = (f"{name} {self.unit}" for name in self.contenders)
+        return (*self.leading, *figures, *(f"{name} / {UNIT}" for name in others))
+
+    def cells(self, row: Row) -> tuple[str, ...]:
+        """Return the texts of one row; a contender without a figure has one word."""
+        numbers = (_number(row.figures[name]) for name in self.contenders)
+        ratios = (_ratio(row.ratio(name)) for name in self.contenders if name != UNIT)
+        return (*row.leading, *numbers, *ratios)
+
+    def markdown(self) -> str:
+        """Return the table as Markdown."""
+        header = self.header()
+        lines = [header, *(self.cells(row) for row in self.rows)]
+        text = ["| " + " | ".join(line) + " |" for line in lines]
+        return "\n".join([text[0], "|---" + "|---:" * (len(header) - 1) + "|", *text[1:]])
 
 
-def markdown(results: Results, machine: Mapping) -> str:
-    """Return the table and a line about the machine as Markdown."""
-    lines = ["| " + " | ".join(HEADER) + " |"]
-    lines.append("|---" + "|---:" * (len(HEADER) - 1) + "|")
-    lines += ["| " + " | ".join(row(n, timings)) + " |" for n, timings in results.items()]
-    about = ", ".join(f"{key} {value}" for key, value in machine.items())
-    return "\n".join([*lines, "", f"Medians, contenders interleaved. {about}."])
-
-
-def write_json(path: Path, results: Results, machine: Mapping) -> None:
-    """Write every round of every contender."""
-    cases = {
-        name: {c: dataclasses.asdict(t) if isinstance(t, Timing) else t for c, t in timings.items()}
-        for name, timings in results.items()
+def figures(results: Mapping[str, T | str], read: Callable[[T], float]) -> dict[str, float | str]:
+    """Return the number in each result, or the text in its place."""
+    return {
+        name: found if isinstance(found, str) else float(read(found))
+        for name, found in results.items()
     }
-    text = json.dumps({"machine": dict(machine), "cases": cases}, indent=2)
+
+
+def geometric_mean(ratios: Iterable[float | None]) -> tuple[float, int] | None:
+    """Return the mean of the ratios there are, and how many; None if there are none."""
+    found = [ratio for ratio in ratios if ratio is not None]
+    return (prod(found) ** (1 / len(found)), len(found)) if found else None
+
+
+def show(console: Console, comparison: Comparison) -> None:
+    """Print a line for each case and contender, which fits a narrow screen; failures in full."""
+    table = Table(box=SIMPLE_HEAD)
+    # The shapes of samples are left to the Markdown.
+    kept = [i for i, head in enumerate(comparison.leading) if head != "sample"]
+    for i in kept:
+        table.add_column(comparison.leading[i], justify="right" if i else "left")
+    table.add_column("contender")
+    table.add_column(comparison.unit, justify="right")
+    table.add_column(f"/ {UNIT}", justify="right")
+    failures = []
+    for row in comparison.rows:
+        leading = [row.leading[i] for i in kept]
+        for contender, figure in row.figures.items():
+            ratio = row.ratio(contender)
+            table.add_row(*leading, contender, _number(figure), _ratio(ratio))
+            leading = [""] * len(kept)
+            if isinstance(figure, str):
+                failures.append(f"{', '.join(row.leading)}, {contender}: {figure}")
+        table.add_section()
+    console.print(table)
+    for line in failures:
+        print(line)
+
+
+def _number(figure: float | str) -> str:
+    return f"{figure:.4g}" if isinstance(figure, float) else figure.partition(":")[0]
+
+
+def _ratio(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}"
+
+
+def about(machine: Mapping) -> str:
+    """Return the line about the machine and the versions."""
+    return ", ".join(f"{key} {value}" for key, value in machine.items()) + "."
+
+
+def write_json(path: Path, figures: Mapping, machine: Mapping) -> None:
+    """Write everything that was measured, every round of every contender included."""
+    text = json.dumps({"machine": machine, **figures}, indent=2, default=dataclasses.asdict)
     path.write_text(text + "\n", encoding="utf-8")

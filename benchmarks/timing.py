@@ -1,7 +1,7 @@
-"""Time one case: build the contenders, check their Gramians, then interleave them."""
+"""Time one case: build the contenders, check their answers, then interleave them."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.cases import Case
-from benchmarks.checking import WrongGramian, autograd_gramian, check
-from benchmarks.contenders import CONTENDERS, Contender
+from benchmarks.checking import Reference
+from benchmarks.contenders import CONTENDERS
+from benchmarks.contenders.contract import Run
+from benchmarks.failures import one_line
 
 ROUND_SECONDS = 0.05
 
@@ -23,40 +25,45 @@ class Timing:
     first_seconds: float  # the first call, compilation included
     seconds: float  # the median of the rounds
     rounds: tuple[float, ...]  # seconds
-    error: float | None  # of the Gramian against autograd, relative; None: computes none
+    error: float | None  # of the answer against autograd, relative; None: computes none
 
 
-def time_case(case: Case, rounds: int, device: str) -> dict[str, Timing | str]:
+def milliseconds(timing: Timing) -> float:
+    """Return the figure that tables show."""
+    return 1000 * timing.seconds
+
+
+def time_case(
+    case: Case, contenders: Sequence[str], rounds: int, device: str = "cpu"
+) -> dict[str, Timing | str]:
     """Return a timing for each contender, or in one line why there is none."""
-    model, x, y = case.make(device)
-    expected = autograd_gramian(model, x, y)
-    weights = torch.rand(case.batch_size, device=device)
+    model, batch = case.model(device), case.batch(case.batch_size, device)
+    reference = Reference.of(model, case.objective, batch)
+    arguments = (*batch, torch.rand(case.batch_size, device=device))
     results: dict[str, Timing | str] = {}
     runs, firsts, errors = {}, {}, {}
-    for name, build in CONTENDERS.items():
+    for name in contenders:
         twin = copy.deepcopy(model)
         try:
-            run = build(twin)
+            run = CONTENDERS[name](twin, case.objective)
             start = perf_counter()
-            gramian = run(x, y, weights)
+            answer, weights = run(*arguments)
             _wait(device)
             firsts[name] = perf_counter() - start
-            errors[name] = None if gramian is None else check(gramian, expected)
-        except WrongGramian as error:
-            results[name] = f"wrong: {error}"
+            errors[name] = None if answer is None else reference.check(answer, weights, twin)
         except Exception as error:
-            results[name] = f"failed: {type(error).__name__}: {str(error).splitlines()[0]}"
+            results[name] = one_line(error)
         else:
             runs[name] = (twin, run)
-    del expected
-    seconds = interleave(runs, (x, y, weights), rounds, device)
+    del reference
+    seconds = interleave(runs, arguments, rounds, device)
     for name, values in seconds.items():
         results[name] = Timing(firsts[name], median(values), tuple(values), errors[name])
-    return {name: results[name] for name in CONTENDERS}
+    return {name: results[name] for name in contenders}
 
 
 def interleave(
-    runs: Mapping[str, tuple[nn.Module, Contender]],
+    runs: Mapping[str, tuple[nn.Module, Run]],
     arguments: tuple[Tensor, Tensor, Tensor],
     rounds: int,
     device: str,
@@ -73,14 +80,15 @@ def interleave(
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     names = list(runs)
     for i in range(rounds):
-        for name in names[i % len(names) :] + names[: i % len(names)]:
+        shift = i % max(1, len(names))
+        for name in names[shift:] + names[:shift]:
             seconds[name].append(_seconds(*runs[name], arguments, repeats[name], device))
     return seconds
 
 
 def _seconds(
     model: nn.Module,
-    run: Contender,
+    run: Run,
     arguments: tuple[Tensor, Tensor, Tensor],
     repeats: int,
     device: str,
