@@ -1,5 +1,7 @@
 """The arguments of a step: which are tensors, which of them hold samples, and how many."""
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -7,6 +9,7 @@ import torch
 from torch.utils._pytree import (
     TreeSpec,
     keystr,
+    tree_flatten,
     tree_flatten_with_path,
     tree_structure,
     tree_unflatten,
@@ -34,13 +37,18 @@ class Batch:
     """Arguments of one call, flattened."""
 
     tensors: tuple[torch.Tensor, ...]
-    names: tuple[str, ...]  # of the tensors, as the caller would write them: `args[0]['ids']`
     dims: tuple[int | None, ...]  # which dim of the tensor holds the samples, if any
     size: int  # number of samples K; 1 if the losses are coupled
     places: tuple[int, ...]  # of the tensors among the leaves
     plain: tuple[Any, ...]  # all leaves, None for tensors
     tree: TreeSpec
     autocast: State = field(default_factory=ambient)  # blocks that are open around the step
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the tensors, as the caller would write them: `args[0]['ids']`."""
+        paths, _ = tree_flatten_with_path(self.arguments(self.tensors))
+        return tuple(_name(path) for path, leaf in paths if isinstance(leaf, torch.Tensor))
 
     def arguments(self, tensors: tuple[torch.Tensor, ...]) -> tuple[tuple, dict[str, Any]]:
         """`(args, kwargs)` with other tensors in the places of these."""
@@ -69,52 +77,66 @@ def flatten(args: tuple, kwargs: dict[str, Any], batch_dim: Any) -> Batch:
     Raises: InvalidBatch if the tensors disagree on the number of samples, if no tensor holds any,
         or if an argument is neither a tensor, a plain value, nor a registered container of these.
     """
-    paths, tree = tree_flatten_with_path((args, kwargs))
-    dims = _dims(batch_dim, args, kwargs)
-    tensors, names, found, places, plain = [], [], [], [], []
-    for place, ((path, leaf), dim) in enumerate(zip(paths, dims, strict=True)):
-        name = _name(path)
+    if type(batch_dim) is int and not kwargs and all(map(_is_tensor, args)):
+        leaves, tree = args, _tree_of(len(args))
+        dims = [batch_dim] * len(args)
+    else:
+        leaves, tree = tree_flatten((args, kwargs))
+        dims = _dims(batch_dim, args, kwargs)
+
+    def name(place: int) -> str:
+        return _name(tree_flatten_with_path((args, kwargs))[0][place][0])
+
+    tensors, found, places, plain = [], [], [], []
+    for place, (leaf, dim) in enumerate(zip(leaves, dims, strict=True)):
         if isinstance(leaf, torch.Tensor):
             tensors.append(leaf)
-            names.append(name)
-            found.append(_dim(leaf, dim, name))
+            found.append(_dim(leaf, dim, name, place))
             places.append(place)
             plain.append(None)
         elif isinstance(leaf, _PLAIN):
             plain.append(leaf)
         else:
             raise InvalidBatch(
-                f"`{name}` is a {type(leaf).__name__}. Pass tensors (torch.as_tensor makes one of "
-                "an array), plain values, or containers "
+                f"`{name(place)}` is a {type(leaf).__name__}. Pass tensors (torch.as_tensor makes "
+                "one of an array), plain values, or containers "
                 "of these; register your own container with "
                 "torch.utils._pytree.register_pytree_node."
             )
-    if batch_dim is None:
-        return Batch(
-            tuple(tensors), tuple(names), tuple(found), 1, tuple(places), tuple(plain), tree
-        )
-    sizes = {n: t.shape[d] for n, t, d in zip(names, tensors, found) if d is not None}
-    if not sizes:
+    sizes = {} if batch_dim is None else {
+        at: t.shape[d] for at, t, d in zip(places, tensors, found) if d is not None
+    }  # fmt: skip
+    if batch_dim is not None and not sizes:
         raise InvalidBatch("No tensor of the batch holds samples: pass one with a batch dimension.")
     if len(set(sizes.values())) > 1:
-        listed = ", ".join(f"`{n}` has {size}" for n, size in sizes.items())
+        listed = ", ".join(f"`{name(at)}` has {size}" for at, size in sizes.items())
         raise InvalidBatch(
             f"The tensors of the batch disagree on the number of samples: {listed}. "
             "Name those that all samples share with a None in batch_dim, e.g. batch_dim=(0, None)."
         )
-    return Batch(
-        tuple(tensors), tuple(names), tuple(found), next(iter(sizes.values())), tuple(places),
-        tuple(plain), tree,
-    )  # fmt: skip
+    size = next(iter(sizes.values()), 1)
+    return Batch(tuple(tensors), tuple(found), size, tuple(places), tuple(plain), tree)
 
 
-def _dim(tensor: torch.Tensor, dim: int | None, name: str) -> int | None:
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+@functools.lru_cache(maxsize=64)
+def _tree_of(count: int) -> TreeSpec:
+    """The structure of a call with tensors alone."""
+    return tree_structure(((None,) * count, {}))
+
+
+def _dim(
+    tensor: torch.Tensor, dim: int | None, name: Callable[[int], str], place: int
+) -> int | None:
     """The dim that holds the samples, from 0; tensors without dims are shared."""
     if dim is None or tensor.ndim == 0:
         return None
     if not -tensor.ndim <= dim < tensor.ndim:
         raise InvalidBatch(
-            f"`{name}` has {tensor.ndim} dims, batch_dim says that dim {dim} holds samples."
+            f"`{name(place)}` has {tensor.ndim} dims, batch_dim says that dim {dim} holds samples."
         )
     return dim % tensor.ndim
 

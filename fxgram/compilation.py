@@ -11,7 +11,7 @@ from fxgram.checks import check as check_program
 from fxgram.diagnosis import raise_for, untraceable
 from fxgram.errors import FxgramError
 from fxgram.models import refuse_model
-from fxgram.program import Program
+from fxgram.program import Options, Program
 from fxgram.returned import Objective
 from passes import PassError
 
@@ -19,7 +19,13 @@ _log = logging.getLogger("fxgram")
 
 
 def compile_program(
-    objective: Objective, batch: Batch, *, coupled: bool, cross_terms: bool, check: bool
+    objective: Objective,
+    batch: Batch,
+    *,
+    coupled: bool,
+    cross_terms: bool,
+    check: bool,
+    options: Options,
 ) -> Program:
     """Compile for a batch like this one; `coupled`: losses may share samples.
 
@@ -29,12 +35,12 @@ def compile_program(
     name = type(objective.model).__name__
     _log.info("compiling %s", name)
     with torch.inference_mode(False):
-        program = _program(objective, batch, coupled, cross_terms)
+        program = _program(objective, batch, coupled, cross_terms, options)
         if check:
             check_program(program, objective, batch)
         if program.unproven and not coupled:
             # Samples were apart on this batch, which says nothing of the next one.
-            program = _loss_by_loss(objective, batch, cross_terms)
+            program = _loss_by_loss(objective, batch, cross_terms, options)
             if check:
                 check_program(program, objective, batch)
     captured = program.captured
@@ -53,7 +59,9 @@ def compile_program(
     return program
 
 
-def _program(objective: Objective, batch: Batch, coupled: bool, cross_terms: bool) -> Program:
+def _program(
+    objective: Objective, batch: Batch, coupled: bool, cross_terms: bool, options: Options
+) -> Program:
     """A program with a sample axis; where it can't be followed, with a backward for each loss."""
     captured, static = capture(objective, batch), False
     while True:
@@ -62,6 +70,7 @@ def _program(objective: Objective, batch: Batch, coupled: bool, cross_terms: boo
             return Program(
                 captured, objective.model, batch.size,
                 coupled=coupled, loss_by_loss=coupled or static, cross_terms=cross_terms,
+                options=options,
             )  # fmt: skip
         except PassError as error:
             # Sizes prove little where `jacrev` computes the zeros between samples.
@@ -77,13 +86,15 @@ def _program(objective: Objective, batch: Batch, coupled: bool, cross_terms: boo
         captured, static = capture(objective, batch, static=True), True
 
 
-def _loss_by_loss(objective: Objective, batch: Batch, cross_terms: bool) -> Program:
+def _loss_by_loss(
+    objective: Objective, batch: Batch, cross_terms: bool, options: Options
+) -> Program:
     """A program for the sizes of this batch in which every loss has a backward of its own."""
     captured = capture(objective, batch, static=True)
     try:
         return Program(
             captured, objective.model, batch.size,
-            coupled=False, loss_by_loss=True, cross_terms=cross_terms,
+            coupled=False, loss_by_loss=True, cross_terms=cross_terms, options=options,
         )  # fmt: skip
     except PassError as error:
         raise_for(error, captured)

@@ -17,7 +17,7 @@ class UseRow:
     op: str  # operator of the site
     source: str  # the user's line
     factors: str  # labels of the factored Jacobian, "kso,ksi->oi"
-    contraction: str  # "gradients" (per-sample gradients, then J Jᵀ) or "pairs"
+    contraction: str  # "gradients" (per-sample gradients, then J Jᵀ), "pairs" or "bias"
     multiply_adds: float | None  # of the contraction at the last batch size; None: not known
     bytes: float | None  # read and written besides the operands
     method: str  # "rule", "region" (rule, then through arithmetic on parameters) or "fallback"
@@ -30,13 +30,18 @@ class Explanation:
     rows: tuple[UseRow, ...]
     samples: int
     losses: int | None = None  # how many, where they share samples
+    recompute: bool = False  # whether a second backward gives the weighted gradient
 
     @staticmethod
     def of(
-        contributions: Sequence[Contribution], samples: int, losses: int | None = None
+        contributions: Sequence[Contribution],
+        chosen: plan.Plan,
+        samples: int,
+        losses: int | None = None,
     ) -> "Explanation":
         """Explain the contributions at a number of samples, or of `losses` that share them."""
-        return Explanation(tuple(_rows(contributions, samples)), samples, losses)
+        rows = tuple(_rows(contributions, chosen.choices, samples))
+        return Explanation(rows, samples, losses, chosen.recompute)
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data."""
@@ -63,6 +68,8 @@ class Explanation:
         fallbacks = sum(r.method == "fallback" for r in self.rows)
         rows = f"K = {self.samples}" if self.losses is None else f"{self.losses} losses"
         close = f"{len(self.rows)} uses, {rows}, {_short(total)} multiply-adds"
+        if self.recompute:
+            close += "; a second backward for the weighted gradient (cotangents are not kept)"
         if fallbacks:
             close += f"; {fallbacks} by the fallback (one backward of the operator per sample)"
         return f"{table(head, body)}\n{close}"
@@ -106,8 +113,9 @@ def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     return "\n".join("  ".join(x.ljust(w) for x, w in zip(row, widths)).rstrip() for row in rows)
 
 
-def _rows(contributions: Sequence[Contribution], samples: int) -> Iterator[UseRow]:
-    choices = plan.plan(contributions, samples)
+def _rows(
+    contributions: Sequence[Contribution], choices: Sequence[Choice], samples: int
+) -> Iterator[UseRow]:
     for contribution, choice in zip(contributions, choices):
         labels = " + ".join(f.equation for f in contribution.all_factors) or "-"
         costs = [plan.cost(f, _for(choice, f), samples) for f in contribution.all_factors]
@@ -124,13 +132,18 @@ def _rows(contributions: Sequence[Contribution], samples: int) -> Iterator[UseRo
 
 def _for(choice: Choice, factors: Factors) -> Choice:
     """The choice of a sum of several factors, as one of them is contracted."""
-    return choice if choice.kernel in {k.name for k in factors.kernels} else replace(choice, kernel="factors")
+    known = choice.kernel in {k.name for k in factors.kernels}
+    contraction = "gradients" if choice.contraction == "bias" else choice.contraction
+    kernel = choice.kernel if known else "factors"
+    return replace(choice, contraction=contraction, kernel=kernel)
 
 
 def _name(choice: Choice) -> str:
     """What the table calls a choice: "gradients, kept", "gradients by calls", "pairs"."""
     kernel = "" if choice.kernel == "factors" else f" by {choice.kernel}"
-    return f"{choice.contraction}{kernel}{', kept' if choice.keep else ''}"
+    kind = "slices" if choice.contraction == "gradients" else "blocks"
+    parts = f" in {choice.parts} {kind}" if choice.parts > 1 else ""
+    return f"{choice.contraction}{kernel}{parts}{', kept' if choice.keep else ''}"
 
 
 def _short(number: float | None) -> str:

@@ -6,19 +6,21 @@ with sympy in the sizes of the labels: `k` samples, `s` positions, the others di
 
 import functools
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
 import torch
+from torch import fx
 
 from passes import Choice, Contribution, Factors
 from passes.kernels import windows
 
 aten = torch.ops.aten
 _VIEWS = (aten.reshape.default, aten.permute.default, aten.squeeze.dims)
-_PAIRS, _ROWS = 8, 128  # most blocks of rows, and least rows of a block, of a Gramian of pairs
+_PAIRS, _ROWS = 8, 80  # most blocks of rows, and least rows of a block, of a Gramian of pairs
+_SLICE = 2**24  # bytes of per-sample gradients that an allocator hands out again and again
+_FRESH = 2**25  # larger blocks come from the system each time, page by page
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Device:
     convolutions: float  # multiply-adds of a convolution's backward
     depthwise: float  # the same, with few channels for each group
     bandwidth: float  # bytes
+    fresh: float  # bytes written into blocks that come from the system
     scattered: float  # bytes written into per-sample weights, one call for each sample
     blocked: float  # bytes of per-sample weights laid out as groups of one convolution
     call: float  # seconds of a call
@@ -37,8 +40,8 @@ class Device:
 
 # Fitted to single kernels: CPU on cores of an AMD EPYC with AVX-512; the GPU row is an estimate.
 DEVICES = {
-    "cpu": Device(70e9, 90e9, 6e9, 5e9, 1.5e9, 0.55e9, 4e-6, 45e-6),
-    "cuda": Device(20e12, 15e12, 1e12, 2e12, 1e12, 0.5e12, 5e-6, 30e-6),
+    "cpu": Device(50e9, 100e9, 6e9, 8e9, 1e9, 3e9, 0.55e9, 4e-6, 45e-6),
+    "cuda": Device(20e12, 15e12, 1e12, 2e12, 2e12, 1e12, 0.5e12, 5e-6, 30e-6),
 }
 
 
@@ -61,8 +64,33 @@ class Cost:
     choice: Choice
     multiply_adds: float
     bytes: float  # written and read besides the operands
-    held: float  # bytes of per-sample gradients while they exist
+    held: float  # bytes that exist at once while it is contracted
     seconds: float  # roofline estimate, the weighted gradient included
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a plan may take beyond the ordinary forward and backward."""
+
+    bytes: float  # of cotangents and per-sample gradients, kept or not
+    retain: str = "auto"  # "cotangents", "recompute", or what fits
+    strict: bool = False  # whether to refuse rather than to exceed `bytes`
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How every contribution is contracted, and where the weighted gradient comes from."""
+
+    choices: tuple[Choice, ...]
+    recompute: bool = False
+
+
+class OverBudget(Exception):
+    """No plan fits; `least` bytes are the least that one takes."""
+
+    def __init__(self, least: float):
+        super().__init__(least)
+        self.least = least
 
 
 def device_of(factors: Factors) -> Device:
@@ -138,8 +166,9 @@ def steps(equation: str, one_hot: bool, choice: Choice, element: int, made: str,
                            "blocked"),)  # fmt: skip
         else:
             found += layout
-            found += (Step("per-sample gradients", products, operands + 2 * jacobian),)
-        found += (Step("Gramian", k**2 * parameter, jacobian),)
+            calls = sympy.Integer(2 * choice.parts)
+            found += (Step("per-sample gradients", products, operands + 2 * jacobian, calls),)
+        found += (Step("Gramian", k**2 * parameter, jacobian, sympy.Integer(choice.parts)),)
     if choice.keep:
         found += (Step("weighted gradient", k * parameter, jacobian),)
     else:
@@ -175,9 +204,21 @@ def cost(
         else:
             total += products / rate * _narrow(factors, choice, sizes) + size / stream + calls * call
         multiply_adds, moved = multiply_adds + products, moved + size
-    held = element * sizes["k"] * math.prod(sizes[c] for c in factors.equation.split("->")[1])
-    held = 0 if choice.contraction == "pairs" else held / choice.parts
-    return Cost(choice, float(multiply_adds), float(moved), float(held), total)
+    held = _held(factors, choice, sizes, element)
+    if held > _FRESH and choice.kernel == "factors":
+        total += held / device.fresh
+    return Cost(choice, float(multiply_adds), float(moved), held, total)
+
+
+def _held(factors: Factors, choice: Choice, sizes: Mapping[str, int], element: int) -> float:
+    """Bytes that exist at once: per-sample gradients, or products of pairs of positions."""
+    inputs, result = factors.equation.split("->")
+    if choice.contraction != "pairs":
+        jacobian = element * sizes["k"] * math.prod(sizes[c] for c in result)
+        return jacobian / choice.parts
+    shared = [c for c in result if sum(c in term for term in inputs.split(",")) > 1]
+    rows = sizes["k"] * sizes.get("s", 1)
+    return 2 * element * rows * rows * math.prod(sizes[c] for c in shared) / choice.parts
 
 
 def _narrow(factors: Factors, choice: Choice, sizes: Mapping[str, int]) -> float:
@@ -202,72 +243,163 @@ def _made(factors: Factors) -> str:
     return ""
 
 
-def candidates(factors: Factors, samples: int, *, keep: bool = True) -> tuple[Cost, ...]:
-    """Costs of all ways to contract a use, cheapest first."""
+def candidates(
+    factors: Factors, samples: int, *, keep: bool = True, limit: float = math.inf
+) -> tuple[Cost, ...]:
+    """Costs of all ways to contract a use, cheapest first; those within `limit` bytes, if any."""
     inputs, result = factors.equation.split("->")
     element = factors.operands[-1].meta["val"].element_size()
+    sizes, device = numbers(factors.sizes(), samples), device_of(factors)
     kernels = ("factors", *(k.name for k in factors.kernels))
     choices = [Choice("gradients", kernel, kept) for kernel in kernels for kept in {False, keep}]
+    if factors.one_hot is None and "," in inputs:
+        longest = max((sizes[c] for c in result), default=1)
+        whole = _held(factors, Choice("gradients"), sizes, element)
+        for size in (limit, _SLICE):
+            parts = min(longest, math.ceil(whole / size)) if size < whole else 1
+            if parts > 1:
+                choices.append(Choice("gradients", parts=parts))
     if "," in inputs and result:
-        sizes = numbers(factors.sizes(), samples)
         rows = sizes["k"] * sizes.get("s", 1)
         blocks = max(1, min(_PAIRS, rows // _ROWS, sizes["k"]))
+        square = _held(factors, Choice("pairs"), sizes, element)
+        if square > limit:
+            blocks = min(sizes["k"], max(blocks, math.ceil(square / limit)))
         choices.append(Choice("pairs", parts=blocks))
-    device = device_of(factors)
-    found = [cost(factors, c, samples, element, device) for c in choices]
-    return tuple(sorted(found, key=lambda c: c.seconds))
+    found = [cost(factors, c, samples, element, device) for c in dict.fromkeys(choices)]
+    fitting = [c for c in found if c.held <= limit] or [min(found, key=lambda c: c.held)]
+    return tuple(sorted(fitting, key=lambda c: c.seconds))
 
 
-def choose(contribution: Contribution, samples: int) -> Choice:
-    """The cheapest way to contract a use at this batch size."""
+Candidates = Callable[..., tuple[Cost, ...]]
+
+
+def plan(
+    contributions: Sequence[Contribution],
+    samples: int,
+    budget: Budget,
+    candidates: Candidates = candidates,
+) -> Plan:
+    """Choose for all contributions, within a budget.
+
+    Per-sample gradients are kept where that pays, those that save least for their size last; then
+    cotangents are kept; if these do not fit either, a second backward makes them again.
+
+    Raises: OverBudget if the budget is strict and nothing fits.
+    """
+    if budget.retain != "recompute":
+        found = _kept(contributions, samples, budget, candidates)
+        if found is not None:
+            return Plan(_with_biases(contributions, found))
+    found = [_first(candidates, c, samples, False, budget.bytes) for c in contributions]
+    least = max((_bytes(c, choice, samples) for c, choice in zip(contributions, found)), default=0)
+    if budget.strict and least > budget.bytes:
+        raise OverBudget(least)
+    return Plan(_with_biases(contributions, found), recompute=budget.retain != "cotangents")
+
+
+def _kept(
+    contributions: Sequence[Contribution], samples: int, budget: Budget, candidates: Candidates
+) -> list[Choice] | None:
+    """Choices that keep cotangents or per-sample gradients; None if the budget is too small."""
+    kept = [_first(candidates, c, samples, True, budget.bytes) for c in contributions]
+    plain = [_first(candidates, c, samples, False, budget.bytes) for c in contributions]
+    together = _together(contributions)
+    for members in together:  # what is kept of a parameter is kept for all of its uses
+        if not all(kept[at].keep for at in members):
+            for at in members:
+                kept[at] = plain[at]
+
+    def extra(choices: Sequence[Choice]) -> float:
+        pairs = list(zip(contributions, choices))
+        held = sum(_bytes(c, choice, samples) for c, choice in pairs if choice.keep)
+        nodes = {n for c, choice in pairs if not choice.keep for n in _cotangents(c)}
+        transient = max((_bytes(c, ch, samples) for c, ch in pairs if not ch.keep), default=0)
+        return held + sum(_nbytes(n, samples) for n in nodes) + transient
+
+    order = sorted(
+        (members for members in together if kept[members[0]].keep),
+        key=lambda members: -sum(_bytes(contributions[at], kept[at], samples) for at in members),
+    )
+    choices = list(kept)
+    for members in order:
+        if extra(choices) <= budget.bytes:
+            break
+        for at in members:
+            choices[at] = plain[at]
+    fits = extra(choices) <= budget.bytes
+    return choices if fits or (budget.retain == "cotangents" and not budget.strict) else None
+
+
+def _together(contributions: Sequence[Contribution]) -> list[list[int]]:
+    """Contributions that share a parameter."""
+    groups: list[list[int]] = []
+    owner: dict[str, list[int]] = {}
+    for at, contribution in enumerate(contributions):
+        mine = [at]
+        for use in contribution.uses:
+            other = owner.get(use.parameter)
+            if other is not None and other is not mine:
+                mine += [m for m in other if m not in mine]
+                groups = [g for g in groups if g is not other]
+                owner.update({name: mine for name, g in owner.items() if g is other})
+            owner[use.parameter] = mine
+        groups.append(mine)
+    return groups
+
+
+def _first(
+    candidates: Candidates, contribution: Contribution, samples: int, keep: bool, limit: float
+) -> Choice:
+    """The cheapest way to contract a use."""
     if contribution.factors is None:
-        return Choice(keep=contribution.method in ("fallback", "region", "sum"))
-    return candidates(contribution.factors, samples, keep=contribution.direct)[0].choice
+        return Choice(keep=keep)
+    keep = keep and contribution.direct
+    return candidates(contribution.factors, samples, keep=keep, limit=limit)[0].choice
 
 
-def plan(contributions: Sequence[Contribution], samples: int) -> tuple[Choice, ...]:
-    """Choose for all contributions: what is kept of a parameter is kept for all of its uses."""
-    choices = [choose(c, samples) for c in contributions]
-    while True:
-        forgone = {
-            use.parameter
-            for contribution, choice in zip(contributions, choices)
-            if not choice.keep
-            for use in contribution.uses
-        }
-        mixed = [
-            at
-            for at, (contribution, choice) in enumerate(zip(contributions, choices))
-            if choice.keep and any(use.parameter in forgone for use in contribution.uses)
-        ]
-        if not mixed:
-            return tuple(_with_biases(contributions, choices))
-        for at in mixed:
-            choices[at] = _without_keeping(contributions[at], samples)
+def _bytes(contribution: Contribution, choice: Choice, samples: int) -> float:
+    """Bytes that a contribution holds at once."""
+    factors = contribution.factors
+    if factors is None:
+        return sum(_nbytes(n, samples) for n in contribution.jacobians)
+    element = factors.operands[-1].meta["val"].element_size()
+    return _held(factors, choice, numbers(factors.sizes(), samples), element)
+
+
+def _cotangents(contribution: Contribution) -> list[fx.Node]:
+    """The cotangents that the ordinary weight gradient of a contribution reads again."""
+    found = []
+    for factors in contribution.all_factors:
+        node = factors.operands[-1 if factors.one_hot is not None else 0]
+        while node.meta.get("emitted") and node.all_input_nodes:
+            node = node.all_input_nodes[0]
+        found.append(node)
+    return found
+
+
+def _nbytes(node: fx.Node, samples: int) -> int:
+    value = node.meta["val"]
+    sizes = numbers(dict(enumerate(value.shape)), samples)
+    return math.prod(sizes.values()) * value.element_size()
 
 
 def _with_biases(
     contributions: Sequence[Contribution], choices: Sequence[Choice]
-) -> list[Choice]:
+) -> tuple[Choice, ...]:
     """A bias costs nothing next to the pairs of the weight whose output it is added to."""
     at_pairs = {
         c.factors.operands[0]
         for c, choice in zip(contributions, choices)
-        if choice.contraction == "pairs" and len(c.factors.operands) == 2 and not c.factors.one_hot
+        if c.factors and choice.contraction == "pairs" and c.factors.equation.count("k") == 2
     }
-    reused = Counter(use.parameter for c in contributions for use in c.uses)
     found = []
-    for contribution, choice in zip(contributions, choices):
-        factors = contribution.factors
-        is_bias = factors is not None and factors.equation.split("->")[0].count("k") == 1
-        alone = all(reused[use.parameter] == 1 for use in contribution.uses)
-        if is_bias and alone and factors.operands[0] in at_pairs:
-            choice = Choice("bias")
-        found.append(choice)
-    return found
-
-
-def _without_keeping(contribution: Contribution, samples: int) -> Choice:
-    if contribution.factors is None:
-        return Choice()
-    return candidates(contribution.factors, samples, keep=False)[0].choice
+    for members in _together(contributions):
+        factors = contributions[members[0]].factors
+        if len(members) > 1 or factors is None or factors.equation.count("k") != 1:
+            found += [(at, choices[at]) for at in members]
+        elif factors.operands[0] in at_pairs:
+            found.append((members[0], Choice("bias")))
+        else:
+            found.append((members[0], choices[members[0]]))
+    return tuple(choice for _, choice in sorted(found, key=lambda pair: pair[0]))

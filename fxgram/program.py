@@ -1,21 +1,32 @@
 """A compiled program: one captured graph, its passes, and the modules that a call runs."""
 
+import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 import passes
-from fxgram import plan
+from fxgram import memory
 from fxgram.backward import attach
 from fxgram.captured import Captured
-from fxgram.errors import InvalidBatch
+from fxgram.errors import InvalidArgument, InvalidBatch
+from fxgram.plan import Budget, OverBudget, Plan, plan
 from fxgram.rules import find
 from passes import GradientPart, PassRecord, Spec
 
 _PLANNED = ("contract", "recompute", "clean", "schedule")  # passes that depend on the batch size, through the plan
+
+
+@dataclass(frozen=True)
+class Options:
+    """What users say about memory and time."""
+
+    memory_budget: int | None = None  # bytes beyond the ordinary forward and backward
+    retain: str = "auto"
+    plan: str = "cost"
 
 
 class Program:
@@ -36,8 +47,10 @@ class Program:
         loss_by_loss: bool,
         cross_terms: bool,
         rules: Callable = find,
+        options: "Options | None" = None,
     ):
         self.captured, self.model = captured, model
+        self.options = options or Options()
         one_size = captured.samples is None and not coupled
         self.spec = Spec(
             captured.inputs, captured.samples, rules, calls=captured.calls,
@@ -46,7 +59,7 @@ class Program:
         )  # fmt: skip
         fixed = [p for p in passes.PASSES if p.__name__ not in _PLANNED]
         self.lowered, self._records = passes.run(captured.gm, self.spec, fixed)
-        self._planned: dict[tuple[passes.Choice, ...], Planned] = {}
+        self._planned: dict[Plan, Planned] = {}
         self._choices: dict[int, Planned] = {}
         self.last_samples = samples
 
@@ -95,18 +108,32 @@ class Program:
     def planned(self, samples: int) -> "Planned":
         """The modules for this number of samples; batch sizes with equal plans share them."""
         if samples not in self._choices:
-            choices = self.choices(samples)
-            if choices not in self._planned:
-                spec = replace(self.spec, choices=choices)
+            found = self.plan(samples)
+            if found not in self._planned:
+                spec = replace(self.spec, choices=found.choices, recompute=found.recompute)
                 late = [p for p in passes.PASSES if p.__name__ in _PLANNED]
                 gm, records = passes.run(self.lowered, spec, late)
-                self._planned[choices] = Planned(self, passes.partition(gm), records)
-            self._choices[samples] = self._planned[choices]
+                self._planned[found] = Planned(self, passes.partition(gm), records)
+            self._choices[samples] = self._planned[found]
         return self._choices[samples]
 
-    def choices(self, samples: int) -> tuple[passes.Choice, ...]:
-        """How each contribution is contracted at this number of samples."""
-        return plan.plan(self.contributions, samples)
+    def plan(self, samples: int) -> Plan:
+        """How each contribution is contracted at this number of samples.
+
+        Raises: InvalidArgument if nothing fits the memory budget.
+        """
+        ordinary = memory.ordinary(self.lowered, self.spec, samples)
+        limit = self.options.memory_budget
+        budget = Budget(
+            ordinary / 2 if limit is None else limit, self.options.retain, limit is not None
+        )
+        try:
+            return plan(self.contributions, samples, budget)
+        except OverBudget as error:
+            raise InvalidArgument(
+                f"memory_budget={limit} bytes is too small: with {samples} samples the Gramian "
+                f"needs {math.ceil(error.least)} bytes beyond the ordinary forward and backward."
+            ) from None
 
 
 class Planned:

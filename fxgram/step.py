@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from fxgram.errors import InvalidArgument, InvalidBatch, InvalidLosses
 from fxgram.explain import Explanation, PassTable
 from fxgram.guards import Guard
 from fxgram.models import unwrapped
-from fxgram.program import Program
+from fxgram.program import Options, Program
 from fxgram.returned import Aux, Objective
 
 _KEPT = 8  # programs for one kind of batch
@@ -74,9 +75,6 @@ def compile(
     """
     reserved = {
         "parameters": (parameters, None),
-        "memory_budget": (memory_budget, None),
-        "retain": (retain, "auto"),
-        "plan": (plan, "cost"),
         "accumulate_dtype": (accumulate_dtype, None),
         "backend": (backend, "eager"),
         "group": (group, None),
@@ -84,6 +82,8 @@ def compile(
     for name, (value, default) in reserved.items():
         if value is not default and value != default:
             raise NotImplementedError(f"{name}={value!r} is not implemented yet; leave it out")
+    _one_of("retain", retain, ("auto", "cotangents", "recompute"))
+    _one_of("plan", plan, ("cost", "measure"))
     if not isinstance(model, nn.Module):
         raise InvalidArgument(f"`model` must be an nn.Module, not {type(model).__name__}.")
     if objective is not None and not callable(objective):
@@ -91,10 +91,36 @@ def compile(
     validate_batch_dim(batch_dim)
     model = unwrapped(model)
     objective = Objective(model, objective, bool(aux))
-    step = GramianStep(objective, batch_dim, bool(cross_terms), bool(check))
+    options = Options(_bytes(memory_budget), retain, plan)
+    step = GramianStep(objective, batch_dim, bool(cross_terms), bool(check), options)
     if example is not None:
         step.prepare(*(example if isinstance(example, tuple | list) else (example,)))
     return step
+
+
+def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
+    if value not in known:
+        listed = ", ".join(map(repr, known))
+        raise InvalidArgument(f"{name}={value!r}: expected one of {listed}.")
+
+
+_UNITS = {"B": 1, **{f"{p}B": 1000**n for n, p in enumerate("kMGT", 1)},
+          **{f"{p}iB": 1024**n for n, p in enumerate("KMGT", 1)}}  # fmt: skip
+
+
+def _bytes(budget: Any) -> int | None:
+    """Bytes from a number, or from a text such as "2GiB" or "500 MB".
+
+    Raises: InvalidArgument.
+    """
+    if budget is None:
+        return None
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMGT]?i?B)\s*", str(budget))
+    if found and found[2] in _UNITS:
+        return int(float(found[1]) * _UNITS[found[2]])
+    if isinstance(budget, int) and not isinstance(budget, bool) and budget > 0:
+        return budget
+    raise InvalidArgument(f"memory_budget={budget!r}: expected bytes, or a text such as '2GiB'.")
 
 
 class GramianStep:
@@ -110,8 +136,9 @@ class GramianStep:
         batch_dim: Any,
         cross_terms: bool,
         check: bool,
+        options: Options,
     ):
-        self._objective = objective
+        self._objective, self._options = objective, options
         self._batch_dim, self._cross_terms, self._check = batch_dim, cross_terms, check
         self._programs: dict[tuple, list[tuple[Guard, Program]]] = {}
         self._last: Program | None = None
@@ -160,12 +187,15 @@ class GramianStep:
         program = self._used()
         losses = program.losses_like(program.last_samples).numel()
         shared = losses if self._batch_dim is None else None
-        return Explanation.of(program.contributions, program.last_samples, shared)
+        samples = program.last_samples
+        return Explanation.of(program.contributions, program.plan(samples), samples, shared)
 
     def __deepcopy__(self, memo: dict) -> "GramianStep":
         """A step for a copy of the model; it compiles anew."""
         objective = copy.deepcopy(self._objective, memo)
-        return GramianStep(objective, self._batch_dim, self._cross_terms, self._check)
+        return GramianStep(
+            objective, self._batch_dim, self._cross_terms, self._check, self._options
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the compiled programs, which are made again when they are needed."""
@@ -186,8 +216,9 @@ class GramianStep:
     def _refuse(self, batch: Batch) -> None:
         """What no program can serve."""
         if torch.is_grad_enabled():
-            for tensor, name in zip(batch.tensors, batch.names):
+            for at, tensor in enumerate(batch.tensors):
                 if tensor.requires_grad:
+                    name = batch.names[at]
                     raise InvalidBatch(
                         f"`{name}` requires grad: gradients of batch tensors are not supported. "
                         f"Pass {name}.detach(). (Under torch.no_grad() the step gives losses and "
@@ -206,6 +237,7 @@ class GramianStep:
                 coupled=self._batch_dim is None,
                 cross_terms=self._cross_terms,
                 check=self._check,
+                options=self._options,
             )
             guard = Guard(self._objective.model, self._objective.function)
             entries.append((guard, program))

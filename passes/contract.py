@@ -51,6 +51,8 @@ def contract(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
         zip(contributions, spec.choices, strict=True), key=lambda pair: _ready(pair[0], at)
     ):
         total = _add(emitter, total, contribution, choice, dtype, square, kept, biases)
+        if total is not None:
+            total.meta["total"] = True  # for `schedule`: not to be put off
     assert total is not None
     total = _in_order_of_losses(emitter, total, losses, axis, square)
     mirrored = emitter.call(aten.t.default, total, val=square)
@@ -133,6 +135,8 @@ def _add(
         equation, one_hot, operands = factors.equation, factors.one_hot, factors.operands
         if choice.contraction == "pairs":
             count = biases.pop(operands[0], 0)
+            if equation == "ko,ki->oi" and choice.parts == 1:
+                return _of_outer_products(emitter, total, operands, dtype, count, square)
             pairs = (total, equation, one_hot, dtype, choice.parts, count, *operands)
             return emitter.call(gramian_of_pairs, *pairs, val=square)
         if choice.parts > 1:
@@ -146,6 +150,29 @@ def _add(
         for name, jacobian in zip(dict.fromkeys(names) if len(jacobians) == 1 else names, jacobians):
             kept.setdefault(name, []).append(jacobian)
     return total
+
+
+def _of_outer_products(
+    emitter: Emitter,
+    total: fx.Node | None,
+    operands: tuple[fx.Node, ...],
+    dtype: torch.dtype,
+    biases: int,
+    square: torch.Tensor,
+) -> fx.Node:
+    """`(A Aᵀ + biases) ∘ (B Bᵀ)` as operators, so that equal halves of several uses are merged."""
+    halves = []
+    for node in operands:
+        if node.meta["val"].dtype != dtype:
+            node = emitter.call(aten.to.dtype, node, dtype)
+        rows = emitter.call(aten.t.default, node)
+        halves.append(emitter.call(aten.mm.default, node, rows, val=square))
+    b, a = halves
+    if biases:
+        a = emitter.call(aten.add.Scalar, a, biases, val=square)
+    if total is None:
+        return emitter.call(aten.mul.Tensor, a, b, val=square)
+    return emitter.call(aten.addcmul.default, total, a, b, val=square)
 
 
 def _from_kept(

@@ -43,11 +43,11 @@ def convolution_by_calls(
     `count`: rows of `x [k * count, c, *space]` that belong to one sample; `options`: those of
     `aten.convolution_backward` from `stride` to `groups`.
     """
-    rows = [
-        _weight_gradient(g, part, weight, options)
-        for g, part in zip(gradient.split(count), x.split(count))
-    ]
-    return torch.stack(rows) if rows else weight.new_empty(0, *weight.shape)
+    dtype = promoted((gradient, x))
+    found = weight.new_empty(x.shape[0] // count, *weight.shape, dtype=dtype)
+    for row, g, part in zip(found, gradient.split(count), x.split(count)):
+        row.copy_(_weight_gradient(g, part, weight, options))
+    return found
 
 
 def convolution_by_groups(
@@ -154,11 +154,6 @@ def gramian_of_pairs(
     """
     inputs, result = equation.split("->")
     terms = inputs.split(",")
-    if inputs == "ko,ki" and blocks == 1:
-        b, a = (factor.to(dtype) for factor in factors)
-        b, a = b @ b.mT, a @ a.mT
-        a = a + biases if biases else a
-        return a * b if total is None else torch.addcmul(total, a, b)
     shared = [label for label in result if sum(label in term for term in terms) > 1]
     k = factors[0].shape[0]
     positions = max((f.shape[t.index("s")] for t, f in zip(terms, factors) if "s" in t), default=1)
@@ -201,7 +196,3 @@ def _pair_rows(term: str, factor: Tensor, shared: list[str], positions: int) -> 
     sizes = dict(zip(order, moved.shape))
     lead = [sizes.get(label, 1) for label in shared]
     return moved.reshape(*lead, sizes["k"] * sizes["s"], math.prod(sizes[c] for c in own))
-
-
-# What adds a contribution to the Gramian; the sum so far is the first argument.
-ACCUMULATE = (gramian_of_jacobian, gramian_in_slices, gramian_of_pairs)

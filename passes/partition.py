@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from passes.codegen import runnable
 from passes.dead import drop_dead_nodes
 from passes.differentiate import SEEDS, WEIGHTS
 from passes.driver import copy_graph
@@ -142,7 +143,7 @@ def _gradient_part(gm, at, pieces, wanted, weights, saved) -> GradientPart:
     for node in mine:
         env[node] = graph.node_copy(node, lambda n: env[n])
     graph.output((*(env[wanted[p]] for p in names), *(env[n] for n in handed)))
-    module = fx.GraphModule(gm, graph, class_name="GradientPart")
+    module = runnable(gm, graph, "GradientPart")
     return GradientPart(
         module, tuple(names), tuple(saved[n] for n in kept),
         tuple(n.name for n in carried), tuple(n.name for n in handed),
@@ -162,4 +163,4 @@ def _forward(gm: fx.GraphModule, outputs: list[fx.Node], losses: fx.Node) -> fx.
     for node in list(graph.nodes):
         if node.op == "placeholder" and node.name in (SEEDS, WEIGHTS):
             graph.erase_node(node)
-    return fx.GraphModule(gm, graph, class_name="GramianGraph")
+    return runnable(gm, graph, "GramianGraph")

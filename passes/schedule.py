@@ -7,7 +7,6 @@ from torch import fx
 from passes.clean import call_key
 from passes.dead import drop_dead_nodes
 from passes.differentiate import SEEDS
-from passes.kernels import ACCUMULATE
 from passes.spec import Spec
 
 _KEEPS_ALL = "native_group_norm_backward"  # without the input's gradient, PyTorch 2.13 crashes
@@ -29,7 +28,7 @@ def schedule(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
         rank[node] = max(inputs, default=0) if node.meta.get("emitted") else at
     for node in reversed(gm.graph.nodes):  # what a contribution lays out first waits for it
         users = [rank[user] for user in node.users]
-        if node.meta.get("emitted") and node.target not in ACCUMULATE and users:
+        if node.meta.get("emitted") and not node.meta.get("total") and users:
             rank[node] = max(rank[node], min(users))
     order = sorted(gm.graph.nodes, key=rank.__getitem__)
     last = order[0]

@@ -1,0 +1,37 @@
+"""Python code that calls operators directly: a step of a small model is mostly calls."""
+
+import re
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.graph import CodeGen, PythonCode
+
+_CALL = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)\.(\w+)\(")
+
+
+class DirectCalls(CodeGen):
+    """Binds every operator overload to a global name, rather than look it up at each call.
+
+    before   relu = torch.ops.aten.relu.default(x)
+    becomes  relu = aten_relu_default(x)
+    """
+
+    def _gen_python_code(self, *args: Any, **kwargs: Any) -> PythonCode:
+        code = super()._gen_python_code(*args, **kwargs)
+
+        def bound(found: re.Match) -> str:
+            namespace, packet, overload = found.groups()
+            name = "_".join(found.groups())
+            op = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+            code.globals[name] = op._op
+            return f"{name}("
+
+        code.src = _CALL.sub(bound, code.src)
+        return code
+
+
+def runnable(root: torch.nn.Module, graph: fx.Graph, name: str) -> fx.GraphModule:
+    """A module for a finished graph."""
+    graph.set_codegen(DirectCalls())
+    return fx.GraphModule(root, graph, class_name=name)
