@@ -40,7 +40,7 @@ class Device:
 
 # Fitted to single kernels: CPU on cores of an AMD EPYC with AVX-512; the GPU row is an estimate.
 DEVICES = {
-    "cpu": Device(50e9, 100e9, 6e9, 8e9, 1e9, 3e9, 0.55e9, 4e-6, 45e-6),
+    "cpu": Device(50e9, 100e9, 6e9, 16e9, 1e9, 3e9, 0.55e9, 4e-6, 45e-6),
     "cuda": Device(20e12, 15e12, 1e12, 2e12, 2e12, 1e12, 0.5e12, 5e-6, 30e-6),
 }
 

@@ -1,5 +1,6 @@
 """`contract`: add the Gramian to the graph, one summand for each contribution."""
 
+import math
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,7 @@ from passes.operands import Emitter
 from passes.spec import Spec
 
 aten = torch.ops.aten
+_SMALL = 2**12  # columns of per-sample gradients that are not worth a product of their own
 _RESULTS = ("losses", "aux", "mutated", "cotangents", "gradients")
 
 
@@ -42,6 +44,7 @@ def contract(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     total = None
     kept: dict[str, list[fx.Node]] = {}
     at = {node: i for i, node in enumerate(gm.graph.nodes)}
+    small: list[fx.Node] = []  # per-sample gradients that are squared together
     biases = Counter(
         c.factors.operands[0]
         for c, choice in zip(contributions, spec.choices)
@@ -50,9 +53,12 @@ def contract(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     for contribution, choice in sorted(
         zip(contributions, spec.choices, strict=True), key=lambda pair: _ready(pair[0], at)
     ):
-        total = _add(emitter, total, contribution, choice, dtype, square, kept, biases)
+        total = _add(emitter, total, contribution, choice, dtype, square, kept, biases, small)
         if total is not None:
             total.meta["total"] = True  # for `schedule`: not to be put off
+    if small:
+        rows = emitter.call(aten.cat.default, small, 1) if len(small) > 1 else small[0]
+        total = emitter.call(gramian_of_jacobian, total, rows, dtype, val=square)
     assert total is not None
     total = _in_order_of_losses(emitter, total, losses, axis, square)
     mirrored = emitter.call(aten.t.default, total, val=square)
@@ -126,6 +132,7 @@ def _add(
     square: torch.Tensor,
     kept: dict[str, list[fx.Node]],
     biases: Counter[fx.Node],
+    small: list[fx.Node],
 ) -> fx.Node | None:
     """Add one contribution to the Gramian, as its choice says; note what is kept of it."""
     jacobians, factors = contribution.jacobians, contribution.factors
@@ -144,7 +151,12 @@ def _add(
             return emitter.call(gramian_in_slices, *slices, val=square)
         jacobians = (emit_jacobian(emitter, factors, choice.kernel),)
     for jacobian in jacobians:
-        total = emitter.call(gramian_of_jacobian, total, jacobian, dtype, val=square)
+        columns = math.prod(jacobian.meta["val"].shape[1:])
+        if choice.keep and columns <= _SMALL and not jacobian.meta["val"].is_complex():
+            row = emitter.call(aten.reshape.default, jacobian, [-1, columns] if columns else [0, 0])
+            small.append(row)
+        else:
+            total = emitter.call(gramian_of_jacobian, total, jacobian, dtype, val=square)
     if choice.keep:
         names = [use.parameter for use in contribution.uses]
         for name, jacobian in zip(dict.fromkeys(names) if len(jacobians) == 1 else names, jacobians):

@@ -110,11 +110,11 @@ def weighted_gradient(
 
 
 def gramian_of_jacobian(total: Tensor | None, jacobian: Tensor, dtype: torch.dtype) -> Tensor:
-    """`J [k, ...]` gives `total + Re(J Jᴴ) [k, k]`."""
+    """`J [k, ...]` gives `total + Re(J Jᴴ) [k, k]`; the total is overwritten."""
     if jacobian.is_complex():
         jacobian = torch.view_as_real(jacobian.resolve_conj())
     rows = jacobian.reshape(jacobian.shape[0], math.prod(jacobian.shape[1:])).to(dtype)
-    return rows @ rows.mT if total is None else torch.addmm(total, rows, rows.mT)
+    return rows @ rows.mT if total is None else total.addmm_(rows, rows.mT)
 
 
 def gramian_in_slices(
@@ -146,11 +146,12 @@ def gramian_of_pairs(
     biases: int,
     *factors: Tensor,
 ) -> Tensor:
-    """The Gramian of `J_u` without `J_u`: `(A Aᵀ) ∘ (B Bᵀ)` summed over pairs of positions.
+    """Add the Gramian of `J_u`, without `J_u`, to a total of which the symmetric part counts.
 
-    `"kso,ksi->oi"`: `sum_st (sum_o B[k,s,o] B[l,t,o]) (sum_i A[k,s,i] A[l,t,i])`. Rows are taken
-    in `blocks`, each with the columns from its own on: the rest is known by symmetry. To each of
-    `biases` that are added to the same output belongs an input of ones: `A Aᵀ + biases`.
+    It is `(A Aᵀ) ∘ (B Bᵀ)` summed over pairs of positions, for `"kso,ksi->oi"`
+    `sum_st (sum_o B[k,s,o] B[l,t,o]) (sum_i A[k,s,i] A[l,t,i])`. Rows are taken in `blocks`, each
+    with the columns from its own on, those of later blocks twice. To each of `biases` that are
+    added to the same output belongs an input of ones: `A Aᵀ + biases`.
     """
     inputs, result = equation.split("->")
     terms = inputs.split(",")
@@ -163,7 +164,7 @@ def gramian_of_pairs(
         for at, (term, factor) in enumerate(zip(terms, factors))
         if at or ids is None
     ]
-    gramian = rows[0].new_empty(k, k) if total is None else total.clone()
+    total = rows[0].new_zeros(k, k) if total is None else total
     step = max(1, -(-k // blocks))
     for start in range(0, k, step):
         stop = min(start + step, k)
@@ -172,18 +173,14 @@ def gramian_of_pairs(
         for at, factor in enumerate(rows):
             pair = factor[..., mine, :] @ factor[..., rest, :].mT
             pair = pair + biases if biases and at else pair
-            product = pair if product is None else product * pair
+            product = pair if product is None else product.mul_(pair)
         if positions > 1:
             sizes = (stop - start, positions, k - start, positions)
             product = product.unflatten(-1, sizes[2:]).unflatten(-3, sizes[:2]).sum((-3, -1))
         product = product.sum(list(range(product.ndim - 2))) if product.ndim > 2 else product
-        if total is None:
-            gramian[start:stop, start:] = product
-            gramian[stop:, start:stop] = product[:, stop - start :].mT
-        else:
-            gramian[start:stop, start:] += product
-            gramian[stop:, start:stop] += product[:, stop - start :].mT
-    return gramian
+        product[:, stop - start :] *= 2
+        total[start:stop, start:] += product
+    return total
 
 
 def _pair_rows(term: str, factor: Tensor, shared: list[str], positions: int) -> Tensor:
