@@ -1,5 +1,7 @@
 """Model and objective as one module, whose side effects are operators or errors."""
 
+from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -30,6 +32,7 @@ class Wrapper(nn.Module):
         tables = [(m._buffers, dict(m._buffers)) for m in self.model.modules()]
         attributes = [(m, _tensors(vars(m))) for m in self.model.modules()]
         parameters = [(m, _tensors(m._parameters)) for m in self.model.modules()]
+        _equate(t.shape[d] for t, d in zip(tensors, self._batch.dims) if d is not None)
         with autocast(self._batch.autocast), self.watch:
             returned = self._objective(self._batch, tensors)
         self.watch.aux = returned.aux
@@ -41,6 +44,12 @@ class Wrapper(nn.Module):
         for module, before in parameters:
             _refuse_assigned(module, module._parameters, before)
         return returned.losses, *returned.values
+
+
+def _equate(sizes: Iterable[Any]) -> None:
+    """Let a tracer know that sizes are one number: it takes each for a symbol of its own."""
+    for one, other in pairwise(sizes):
+        bool(one == other)
 
 
 def _write_assigned(table: dict[str, Any], before: dict[str, Any]) -> None:
