@@ -12,6 +12,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from fxgram.autocast import autocast
 from fxgram.batch import Batch
+from fxgram.cumulative import cumulative_statistics
 from fxgram.errors import CaptureError
 from fxgram.returned import Objective
 from fxgram.state import plain_attributes
@@ -33,7 +34,7 @@ class Wrapper(nn.Module):
         attributes = [(m, _tensors(vars(m))) for m in self.model.modules()]
         parameters = [(m, _tensors(m._parameters)) for m in self.model.modules()]
         _equate(t.shape[d] for t, d in zip(tensors, self._batch.dims) if d is not None)
-        with autocast(self._batch.autocast), self.watch:
+        with autocast(self._batch.autocast), cumulative_statistics(self.model), self.watch:
             returned = self._objective(self._batch, tensors)
         self.watch.aux = returned.aux
         self.watch.plain_after = plain_attributes(self.model)

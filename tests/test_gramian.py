@@ -32,6 +32,12 @@ def test_default_mode_equals_the_untied_oracle(case):
     check_case(case, torch.float64, case.rtol)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in CASES if case.large], ids=_name)
+def test_one_sample_of_a_large_model(case):
+    check_case(case, torch.float64, case.rtol, sizes=(1,))
+
+
 @pytest.mark.parametrize("case", SINGLE, ids=_name)
 def test_single_precision(case):
     check_case(case, torch.float32, 1e-4, sizes=(2, 3))

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
+from torch.nn.attention.flex_attention import flex_attention
 
 import fxgram
 
@@ -41,7 +42,12 @@ def scanned(m, x):
     return scan(lambda c, y: (c + y, c * 2), x.new_zeros(len(x), 2), steps)[0].sum(1)
 
 
-@pytest.mark.parametrize("objective", [cond, looped, scanned], ids=lambda f: f.__name__)
+def attended(m, x):
+    y = m(x).expand(1, 2, -1, -1)
+    return flex_attention(y, y, y).sum((0, 1, 3))
+
+
+@pytest.mark.parametrize("objective", [cond, looped, scanned, attended], ids=lambda f: f.__name__)
 def test_control_flow_as_an_operator(objective):
     message = refused(fxgram.CaptureError, nn.Linear(3, 2), objective=objective)
     assert "test_refusals.py:" in message
