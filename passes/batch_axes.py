@@ -6,6 +6,7 @@ from torch import fx
 
 from passes.annotations import SampleAxis, annotate, facts, note
 from passes.apart import moves_samples
+from passes.crossed import batch_dims, crossed, is_crossed
 from passes.dependence import is_random
 from passes.folds import UNKNOWN, folded, size_of
 from passes.sites import collect_groups
@@ -27,8 +28,9 @@ def batch_axes(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     for node in gm.graph.nodes:
         if node.op != "output":
             _follow(node, spec)
-    _check_losses(gm, spec)
     coupled = [n for n in _reaching_losses(gm) if not spec.loss_by_loss and _couples(n, spec)]
+    if not any(is_crossed(n, spec.samples) for n in coupled):
+        _check_losses(gm, spec)  # whose axis is known, if it is at all
     if coupled:
         raise PassError("coupled", "samples are coupled", tuple(coupled))
     if not spec.loss_by_loss and spec.samples is not None:
@@ -51,18 +53,16 @@ def _follow(node: fx.Node, spec: Spec) -> None:
         annotate(node, batched=whole and bool(values), axes=axes)
         return
     axes = tuple(_axis(node, at, value, spec.samples) for at, value in enumerate(values))
-    batched = any(_batch_dims(value, spec.samples) for value in values)
+    batched = any(batch_dims(value, spec.samples) for value in values)
     annotate(node, batched=batched, axes=axes)
-
-
-def _batch_dims(value: torch.Tensor, samples: sympy.Expr) -> list[int]:
-    return [d for d, size in enumerate(value.shape) if size_of(size).has(samples)]
 
 
 def _axis(node: fx.Node, at: int, value: torch.Tensor, samples: sympy.Expr) -> SampleAxis | None:
     """The sample axis of a value; None if there is none or if it cannot be told."""
-    dims = _batch_dims(value, samples)
-    if len(dims) != 1:
+    dims = batch_dims(value, samples)
+    if len(dims) > 1 or is_crossed(node, samples):
+        return crossed(node, value)
+    if not dims:
         return None
     dim = dims[0]
     fold = sympy.Mul(size_of(value.shape[dim]), sympy.Pow(samples, -1))
@@ -136,11 +136,13 @@ def _couples(node: fx.Node, spec: Spec) -> bool:
     name = getattr(node.target, "_opname", "")
     if name in ("batch_norm", "_native_batch_norm_legit_functional") and node.args[5]:
         return True
-    return any(
-        len(_batch_dims(value, spec.samples)) != 1
-        for value in tensors(node.meta.get("val"))
-        if value.is_floating_point() or value.is_complex()
-    )
+    for value, axis in zip(tensors(node.meta.get("val")), note(node).axes):
+        if value.is_floating_point() or value.is_complex():
+            dims = batch_dims(value, spec.samples)
+            unclear = axis is None and (len(dims) > 1 or is_crossed(node, spec.samples))
+            if not dims or unclear:
+                return True
+    return False
 
 
 def _check_losses(gm: fx.GraphModule, spec: Spec) -> None:

@@ -29,6 +29,14 @@ class Images(nn.Module):
         return self.last(self.norm(self.conv(x)).relu().flatten(1))
 
 
+class Tempered(nn.Module):
+    """An encoder beside a learned temperature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.scale = Encoder(), nn.Parameter(torch.tensor(0.4))
+
+
 class Attention(nn.Module):
     """Folds heads into the batch, which is folded already."""
 
@@ -92,6 +100,30 @@ def parts_of_parts(model: nn.Module, anchor: Tensor, positive: Tensor, negative:
     return _apart(z[:k] * one, other)
 
 
+def keys_without_gradient(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The key of the sample itself against those of all: other samples' keys are data."""
+    query = F.normalize(model(x), dim=1)
+    with torch.no_grad():
+        keys = F.normalize(model(y), dim=1)
+    logits = torch.cat([(query * keys).sum(1, keepdim=True), query @ keys.t()], 1) / 0.3
+    itself = torch.eye(len(x), dtype=torch.bool)
+    logits = logits.masked_fill(F.pad(itself, (1, 0)), float("-inf"))
+    return F.cross_entropy(logits, torch.zeros(len(x), dtype=torch.long), reduction="none")
+
+
+def temperature_of_keys(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    keys = model.encoder(y).detach()
+    logits = torch.einsum("kd,jd->kj", model.encoder(x), keys) * model.scale.exp()
+    return -logits.log_softmax(1).diagonal()
+
+
+def nearest_target(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Distances to what all samples hold, in both spellings."""
+    z, targets = model(x), y[:, :2]
+    between = (z[:, None] - targets).square().sum(2)
+    return between.amin(1) + torch.cdist(targets, z).t().softmax(1).square().sum(1)
+
+
 def discriminator(model: nn.Module, real: Tensor, fake: Tensor) -> Tensor:
     of_real, of_fake = model(real, fake)
     return F.softplus(-of_real) + F.softplus(of_fake)
@@ -109,6 +141,11 @@ def _two_sequences(draw, k):
     return draw.normal(k, 3, 4), draw.normal(k, 3, 4)
 
 
+def _among_all(name: str, build, objective) -> Case:
+    """Make a case whose losses read data of all samples, and reach their own sample alone."""
+    return Case(name, build, _vectors(2), objective, alone=False, sizes=(1, 2, 3, 8))
+
+
 CASES = (
     Case("pair_in_one_batch_by_chunk", Encoder, _vectors(2), by_chunk),
     Case("pair_in_one_batch_by_split", Encoder, _vectors(2), by_split, sizes=(1, 2, 3, 8)),
@@ -119,6 +156,9 @@ CASES = (
     Case("pair_of_sequences_in_one_batch", Attention, _two_sequences, by_chunk),
     Case("triplets_in_one_batch", Encoder, _vectors(3), triplets),
     Case("parts_of_parts_of_one_batch", Encoder, _vectors(3), parts_of_parts),
+    _among_all("keys_without_gradient", Encoder, keys_without_gradient),
+    _among_all("learned_temperature_of_keys", Tempered, temperature_of_keys),
+    _among_all("nearest_target_of_all", Encoder, nearest_target),
     Case(
         "discriminator_called_twice",
         lambda: Critic(1),
