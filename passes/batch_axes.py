@@ -8,7 +8,7 @@ from passes.annotations import SampleAxis, annotate, facts, note
 from passes.apart import moves_samples
 from passes.crossed import batch_dims, crossed, is_crossed
 from passes.dependence import is_random
-from passes.folds import UNKNOWN, folded, size_of
+from passes.folds import UNKNOWN, folded, folds_beside, size_of
 from passes.sites import collect_groups
 from passes.spec import PassError, Spec, tensors
 from passes.targets import overload
@@ -87,7 +87,7 @@ def _axis(node: fx.Node, at: int, value: torch.Tensor, samples: sympy.Expr) -> S
         for operand in node.all_input_nodes
         for axis, other in zip(note(operand).axes, tensors(operand.meta.get("val")))
         if axis is not None and size_of(other.shape[axis.dim]) == size_of(value.shape[dim])
-    }
+    } or folds_beside(node, int(fold))
     return SampleAxis(dim, *folds.pop()) if len(folds) == 1 else None
 
 

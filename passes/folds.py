@@ -15,6 +15,7 @@ _SPLITS = {"split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split",
            "unsafe_split_with_sizes", "unsafe_chunk"}  # fmt: skip
 _SLICES = {"slice", "narrow"}
 _CATS = {"cat", "concat", "concatenate", "vstack"}
+_FILLS = {"zeros", "ones", "full", "new_zeros", "new_ones", "new_full"}
 PARTS = _SPLITS | _SLICES  # operators that take a part of a dim
 UNKNOWN = object()
 
@@ -33,6 +34,18 @@ def folded(node: fx.Node, at: int, dim: int, samples: sympy.Expr) -> Any:
     if _name(node) in PARTS:
         return _part(node, at, dim, samples)
     return UNKNOWN
+
+
+def folds_beside(node: fx.Node, fold: int) -> set[tuple[int, int]]:
+    """Orders (outer, inner) of other values as long as this one, if it is one number all over.
+
+    The first state of a recurrent layer is `zeros(c * K, d)`: any order of the samples will do.
+    """
+    if _name(node) not in _FILLS:
+        return set()
+    axes = (axis for other in node.graph.nodes for axis in note(other).axes)
+    found = {(a.outer, a.inner) for a in axes if a is not None and a.dim is not None}
+    return {(outer, inner) for outer, inner in found if outer * inner == fold}
 
 
 def size_of(size: Any) -> sympy.Expr:

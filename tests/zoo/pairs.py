@@ -29,6 +29,17 @@ class Images(nn.Module):
         return self.last(self.norm(self.conv(x)).relu().flatten(1))
 
 
+class Recurrent(nn.Module):
+    """Its first state is made for as many sequences as come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.core = nn.LSTM(4, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.core(x)[0][:, -1]
+
+
 class Tempered(nn.Module):
     """An encoder beside a learned temperature."""
 
@@ -154,6 +165,13 @@ CASES = (
     Case("pair_in_one_batch_by_turns", Encoder, _vectors(2), by_turns),
     Case("pair_of_images_in_one_batch", Images, _two_images, by_chunk),
     Case("pair_of_sequences_in_one_batch", Attention, _two_sequences, by_chunk),
+    Case(
+        "pair_through_an_lstm_in_one_batch",
+        Recurrent,
+        _two_sequences,
+        by_turns,
+        sizes=(1, 2, 3, 8),
+    ),
     Case("triplets_in_one_batch", Encoder, _vectors(3), triplets),
     Case("parts_of_parts_of_one_batch", Encoder, _vectors(3), parts_of_parts),
     _among_all("keys_without_gradient", Encoder, keys_without_gradient),
