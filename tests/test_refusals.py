@@ -81,6 +81,18 @@ def test_embedding_that_renormalises_itself(build):
     assert "optimizer step" in message
 
 
+def test_forward_that_writes_to_what_is_trained():
+    def objective(m, x):
+        with torch.no_grad():
+            m.weight.clamp_(-0.1, 0.1)
+        return squares(m, x)
+
+    message = refused(fxgram.CaptureError, nn.Linear(3, 2), objective=objective)
+    assert "parameter `weight`" in message
+    assert "after the optimizer step" in message
+    assert "m.weight.clamp_(-0.1, 0.1)" in message
+
+
 def test_sparse_tensors():
     def objective(m, x):
         return squares(m, torch.sparse.mm(torch.eye(3).to_sparse(), x.t()).t())
