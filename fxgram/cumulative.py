@@ -39,9 +39,7 @@ def _forward(norm: _BatchNorm, x: Tensor) -> Tensor:
         norm.num_batches_tracked.add_(1)
         dims = [d for d in range(x.ndim) if d != 1]
         x = x.to(norm.running_mean.dtype)
-        for running, of_batch in (
-            (norm.running_mean, x.mean(dims)),
-            (norm.running_var, x.var(dims)),
-        ):
+        for name, of_batch in ("running_mean", x.mean(dims)), ("running_var", x.var(dims)):
+            running = getattr(norm, name)
             running.add_((of_batch - running) / norm.num_batches_tracked)
     return out

@@ -55,7 +55,7 @@ def _through(node: fx.Node, value: torch.Tensor, carrier: fx.Node) -> SampleAxis
     """Where the sample axis of one operand is in the output; None if it is mixed or unknown."""
     axes = note(carrier).axes
     if node.target is operator.getitem:
-        return axes[node.args[1]] if node.args[1] < len(axes) else None
+        return dict(enumerate(axes)).get(node.args[1])
     if len(axes) != 1 or axes[0] is None or axes[0].dim is None:
         return None
     dim = _moved(node, carrier, axes[0].dim, value.ndim)
