@@ -15,7 +15,8 @@ _SPLITS = {"split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split",
            "unsafe_split_with_sizes", "unsafe_chunk"}  # fmt: skip
 _SLICES = {"slice", "narrow"}
 _CATS = {"cat", "concat", "concatenate", "vstack"}
-_FILLS = {"zeros", "ones", "full", "new_zeros", "new_ones", "new_full"}
+_FILLS = {"zeros", "ones", "full", "new_zeros", "new_ones", "new_full",
+          "expand"}  # fmt: skip
 PARTS = _SPLITS | _SLICES  # operators that take a part of a dim
 UNKNOWN = object()
 
@@ -37,11 +38,14 @@ def folded(node: fx.Node, at: int, dim: int, samples: sympy.Expr) -> Any:
 
 
 def folds_beside(node: fx.Node, fold: int) -> set[tuple[int, int]]:
-    """Orders (outer, inner) of other values as long as this one, if it is one number all over.
+    """Orders (outer, inner) of other values as long as this one, if it is the same all along.
 
-    The first state of a recurrent layer is `zeros(c * K, d)`: any order of the samples will do.
+    The first state of a recurrent layer is `zeros(c * K, d)`, the gradient of a sum is `ones`
+    expanded: any order of the samples will do.
     """
-    if _name(node) not in _FILLS:
+    if _name(node) not in _FILLS or any(
+        note(n).batched or note(n).grad for n in node.all_input_nodes
+    ):
         return set()
     axes = (axis for other in node.graph.nodes for axis in note(other).axes)
     found = {(a.outer, a.inner) for a in axes if a is not None and a.dim is not None}
