@@ -63,7 +63,7 @@ def explained(
     if "fake tensor in the exported program constant" in text:
         return CaptureError(
             f"The forward reads the data of a tensor behind autograd's back{at}, with `.data` for "
-            "example: use .detach() instead."
+            "example: use .detach() instead, and operators in place under torch.no_grad() to write."
         )
     if any(frame.filename.endswith(_CONTROL_FLOW) for frame in _frames(error)):
         return control_flow(at)

@@ -29,12 +29,20 @@ def check(program: Program, objective: Objective, batch: Batch) -> None:
 
     Raises: CoupledSamples naming the operators; UnfaithfulCapture naming the parameters.
     """
-    reference = _reference(objective, batch)
+    written = _written_parameters(program)
+    reference = _reference(objective, batch, written)
     if batch.size > 1 and not program.spec.loss_by_loss:
         _check_independence(program, objective.model, batch)
-    _check_faithful(program, objective.model, batch, reference)
+    _check_faithful(program, objective.model, batch, reference, written)
     if batch.size > 1 and program.spec.loss_by_loss:
-        check_by_exchange(objective, batch)
+        check_by_exchange(objective, batch, written.values())
+
+
+def _written_parameters(program: Program) -> dict[str, torch.Tensor]:
+    """Frozen parameters that the forward writes to: a momentum encoder's."""
+    inputs = program.captured.inputs
+    bound = [inputs[name] for name in program.last.partition.mutated]
+    return {b.name: program.model.get_parameter(b.name) for b in bound if b.kind == "parameter"}
 
 
 def row_weights(like: torch.Tensor) -> list[torch.Tensor]:
@@ -124,17 +132,18 @@ class _Reference:
     losses: torch.Tensor
     weights: torch.Tensor  # of the losses
     gradients: dict[str, torch.Tensor | None]  # weighted, by parameter
-    buffers: dict[str, torch.Tensor]  # afterwards
+    buffers: dict[str, torch.Tensor]  # and parameters that are written to, afterwards
 
 
-def _reference(objective: Objective, batch: Batch) -> _Reference:
+def _reference(objective: Objective, batch: Batch, written: dict[str, torch.Tensor]) -> _Reference:
     """Run the eager model and plain autograd.
 
     Raises: CaptureError if the model itself fails.
     """
     model = objective.model
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    with frozen_state(model, tensors=True), _without_hooks(named.values()), torch.enable_grad():
+    state = frozen_state(model, tensors=True, written=written.values())
+    with state, _without_hooks(named.values()), torch.enable_grad():
         try:
             with autocast(batch.autocast), without_checkpoints():
                 losses = objective(batch, _clones(batch.tensors)).losses
@@ -144,23 +153,29 @@ def _reference(objective: Objective, batch: Batch) -> _Reference:
             raise CaptureError(
                 f"The eager model itself fails on this batch: {type(error).__name__}: {error}"
             ) from error
-        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        kept = [*model.named_buffers(), *written.items()]
+        buffers = {name: tensor.detach().clone() for name, tensor in kept}
     return _Reference(losses.detach(), weights, dict(zip(named, found)), buffers)
 
 
 def _check_faithful(
-    program: Program, model: nn.Module, batch: Batch, reference: _Reference
+    program: Program,
+    model: nn.Module,
+    batch: Batch,
+    reference: _Reference,
+    written: dict[str, torch.Tensor],
 ) -> None:
     """Losses, buffers and a weighted gradient against those of the eager model."""
     eager, expected = reference.losses, reference.gradients
-    with frozen_state(model, tensors=True):
+    with frozen_state(model, tensors=True, written=written.values()):
         losses, gradients = program.last.gradients(_clones(batch.tensors), reference.weights)
         buffers = reference.buffers
-        stale = [n for n, b in model.named_buffers() if not _close(b, buffers[n], 1e-3)]
+        kept = [*model.named_buffers(), *written.items()]
+        stale = [n for n, t in kept if not _close(t.detach(), buffers[n], 1e-3)]
     if stale:
         raise UnfaithfulCapture(
-            f"The compiled program leaves other values in the buffers {', '.join(stale[:5])} than "
-            "the eager model."
+            f"The compiled program leaves other values in {', '.join(stale[:5])} than the eager "
+            "model."
         )
     tolerance = rounding(program)
     if not _close(losses, eager, tolerance):

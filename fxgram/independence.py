@@ -1,6 +1,6 @@
 """Test by values that a loss ignores other samples, where no sample axis could be followed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -12,15 +12,17 @@ from fxgram.returned import Objective
 from fxgram.state import frozen_state
 
 
-def check_by_exchange(objective: Objective, batch: Batch) -> None:
+def check_by_exchange(objective: Objective, batch: Batch, written: Iterable[Tensor] = ()) -> None:
     """Give samples the data of others: the losses of those that kept theirs must not change.
 
     Any two samples are told apart by a bit of their numbers, so `2 log2 K` forwards do for all.
+    Frozen parameters that these have `written` to are restored.
 
     Raises: CoupledSamples.
     """
     with torch.inference_mode(False):
-        plain = _losses(objective, batch, batch.tensors)
+        written = tuple(written)
+        plain = _losses(objective, batch, batch.tensors, written)
         within = ROUNDING[plain.dtype] * plain.abs().max().nan_to_num(1.0)
         for numbers in _exchanges(batch.size):
             exchanged = tuple(
@@ -28,14 +30,16 @@ def check_by_exchange(objective: Objective, batch: Batch) -> None:
                 for t, d in zip(batch.tensors, batch.dims)
             )
             kept = numbers == torch.arange(batch.size)
-            difference = (_losses(objective, batch, exchanged) - plain)[kept].abs()
+            difference = (_losses(objective, batch, exchanged, written) - plain)[kept].abs()
             if bool((difference > within).any()):
                 raise coupled_samples((), "operators that a graph does not tell apart by sample")
 
 
-def _losses(objective: Objective, batch: Batch, tensors: tuple[Tensor, ...]) -> Tensor:
+def _losses(
+    objective: Objective, batch: Batch, tensors: tuple[Tensor, ...], written: tuple[Tensor, ...]
+) -> Tensor:
     """Losses of the eager model, samples first."""
-    with frozen_state(objective.model, tensors=True), torch.enable_grad():
+    with frozen_state(objective.model, tensors=True, written=written), torch.enable_grad():
         found = objective(batch, tuple(t.clone() for t in tensors)).losses.detach()
     return found.movedim(found.shape.index(batch.size), 0)
 

@@ -2,7 +2,7 @@
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,14 +13,18 @@ from fxgram.errors import CaptureError
 
 
 @contextmanager
-def frozen_state(model: nn.Module, tensors: bool = False) -> Iterator[None]:
+def frozen_state(
+    model: nn.Module, tensors: bool = False, written: Iterable[torch.Tensor] = ()
+) -> Iterator[None]:
     """Undo what running the model does to random generators and attributes.
 
-    With `tensors`, also to buffers (needed where the model runs on real tensors).
+    With `tensors`, also to buffers (needed where the model runs on real tensors) and to frozen
+    parameters that it is known to have `written` to: copies of all of them might take much memory.
     """
     tables = [t for m in model.modules() for t in (vars(m), m._parameters, m._buffers, m._modules)]
     attributes = [(table, dict(table)) for table in tables]
-    buffers = [(b, b.detach().clone()) for b in model.buffers()] if tensors else []
+    kept = [*model.buffers(), *written] if tensors else []
+    values = [(t, t.detach().clone()) for t in kept]
     with _forked_randomness(model):
         try:
             yield
@@ -28,11 +32,11 @@ def frozen_state(model: nn.Module, tensors: bool = False) -> Iterator[None]:
             for table, before in attributes:
                 _restore(table, before)
             with torch.no_grad():
-                for buffer, value in buffers:
+                for tensor, value in values:
                     # Unchanged ones are left alone: a graph of the caller may have saved them.
                     # (Versions don't tell: batch norm changes its statistics behind their back.)
-                    if not torch.equal(buffer, value):
-                        buffer.copy_(value)
+                    if not torch.equal(tensor, value):
+                        tensor.copy_(value)
 
 
 def plain_attributes(model: nn.Module) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from fxgram.constants import UNKNOWN, Constants
 from fxgram.errors import CaptureError
 from fxgram.returned import Aux
 from fxgram.snapshot import objects_named
+from fxgram.splits import by_sizes
 
 _HOOKS = {"register_post_accumulate_grad_hook", "retain_grad"}
 _BACKWARDS = {torch.Tensor.backward, torch.autograd.backward}
@@ -103,6 +104,7 @@ class Watch(TorchFunctionMode):
             torch.fx.traceback.set_stack_trace(traceback.format_list(frames))
             if func in _LOOPS:
                 self.loop = line_of(frames[-1])
+        func, args, kwargs = by_sizes(func, args, kwargs)
         result = func(*args, **kwargs)
         if name == "register_hook":
             self.calls.hook(args[0], args[1] if len(args) > 1 else kwargs["hook"])

@@ -1,5 +1,7 @@
 """Model and objective as one module, whose side effects are operators or errors."""
 
+from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from fxgram.autocast import autocast
 from fxgram.batch import Batch
+from fxgram.cumulative import cumulative_statistics
 from fxgram.errors import CaptureError
 from fxgram.returned import Objective
 from fxgram.state import plain_attributes
@@ -30,7 +33,8 @@ class Wrapper(nn.Module):
         tables = [(m._buffers, dict(m._buffers)) for m in self.model.modules()]
         attributes = [(m, _tensors(vars(m))) for m in self.model.modules()]
         parameters = [(m, _tensors(m._parameters)) for m in self.model.modules()]
-        with autocast(self._batch.autocast), self.watch:
+        _equate(t.shape[d] for t, d in zip(tensors, self._batch.dims) if d is not None)
+        with autocast(self._batch.autocast), cumulative_statistics(self.model), self.watch:
             returned = self._objective(self._batch, tensors)
         self.watch.aux = returned.aux
         self.watch.plain_after = plain_attributes(self.model)
@@ -41,6 +45,12 @@ class Wrapper(nn.Module):
         for module, before in parameters:
             _refuse_assigned(module, module._parameters, before)
         return returned.losses, *returned.values
+
+
+def _equate(sizes: Iterable[Any]) -> None:
+    """Let a tracer know that sizes are one number: it takes each for a symbol of its own."""
+    for one, other in pairwise(sizes):
+        bool(one == other)
 
 
 def _write_assigned(table: dict[str, Any], before: dict[str, Any]) -> None:

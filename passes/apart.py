@@ -6,6 +6,7 @@ import torch
 from torch import fx
 
 from passes.annotations import SampleAxis, note
+from passes.folds import PARTS
 from passes.schema import arguments
 
 # Their dim arguments choose, split or arrange; sizes tell whether samples are still apart.
@@ -47,6 +48,8 @@ def moves_samples(node: fx.Node) -> bool:
         ndim = value.ndim
         if name in _RESHAPES or name in ("flatten", "unflatten"):
             moved = note(node).axes == (None,)
+        elif name in PARTS:
+            moved = None in note(node).axes
         elif name in ("index", "_unsafe_index", "index_put"):
             moved = operand is given["self"] and _is_reordered(given["indices"], axis)
         elif name.startswith("conv"):

@@ -1,14 +1,14 @@
 """`batch_axes`: for every value, where its samples sit; refuse what couples samples."""
 
-from typing import Any
-
 import sympy
 import torch
 from torch import fx
 
 from passes.annotations import SampleAxis, annotate, facts, note
 from passes.apart import moves_samples
+from passes.crossed import batch_dims, crossed, is_crossed
 from passes.dependence import is_random
+from passes.folds import UNKNOWN, folded, folds_beside, size_of
 from passes.sites import collect_groups
 from passes.spec import PassError, Spec, tensors
 from passes.targets import overload
@@ -28,8 +28,9 @@ def batch_axes(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     for node in gm.graph.nodes:
         if node.op != "output":
             _follow(node, spec)
-    _check_losses(gm, spec)
     coupled = [n for n in _reaching_losses(gm) if not spec.loss_by_loss and _couples(n, spec)]
+    if not any(is_crossed(n, spec.samples) for n in coupled):
+        _check_losses(gm, spec)  # whose axis is known, if it is at all
     if coupled:
         raise PassError("coupled", "samples are coupled", tuple(coupled))
     if not spec.loss_by_loss and spec.samples is not None:
@@ -51,31 +52,28 @@ def _follow(node: fx.Node, spec: Spec) -> None:
         axes = (SampleAxis(None),) * len(values) if whole else (None,) * len(values)
         annotate(node, batched=whole and bool(values), axes=axes)
         return
-    axes = tuple(_axis(node, value, spec.samples) for value in values)
-    batched = any(_batch_dims(value, spec.samples) for value in values)
+    axes = tuple(_axis(node, at, value, spec.samples) for at, value in enumerate(values))
+    batched = any(batch_dims(value, spec.samples) for value in values)
     annotate(node, batched=batched, axes=axes)
 
 
-def _expr(size: Any) -> sympy.Expr:
-    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
-
-
-def _batch_dims(value: torch.Tensor, samples: sympy.Expr) -> list[int]:
-    return [d for d, size in enumerate(value.shape) if _expr(size).has(samples)]
-
-
-def _axis(node: fx.Node, value: torch.Tensor, samples: sympy.Expr) -> SampleAxis | None:
+def _axis(node: fx.Node, at: int, value: torch.Tensor, samples: sympy.Expr) -> SampleAxis | None:
     """The sample axis of a value; None if there is none or if it cannot be told."""
-    dims = _batch_dims(value, samples)
-    if len(dims) != 1:
+    dims = batch_dims(value, samples)
+    if len(dims) > 1 or is_crossed(node, samples):
+        return crossed(node, value)
+    if not dims:
         return None
     dim = dims[0]
-    fold = sympy.Mul(_expr(value.shape[dim]), sympy.Pow(samples, -1))
+    fold = sympy.Mul(size_of(value.shape[dim]), sympy.Pow(samples, -1))
     if not fold.is_Integer:
         return None
     name = getattr(node.target, "_opname", None)
     if name in _RESHAPES:
         return _reshaped(node.all_input_nodes[0], value, dim, samples)
+    found = folded(node, at, dim, samples)
+    if found is not UNKNOWN:
+        return found
     if fold == 1:
         return SampleAxis(dim)
     if node.target == torch.ops.aten.repeat.default:
@@ -88,8 +86,8 @@ def _axis(node: fx.Node, value: torch.Tensor, samples: sympy.Expr) -> SampleAxis
         (axis.outer, axis.inner)
         for operand in node.all_input_nodes
         for axis, other in zip(note(operand).axes, tensors(operand.meta.get("val")))
-        if axis is not None and _expr(other.shape[axis.dim]) == _expr(value.shape[dim])
-    }
+        if axis is not None and size_of(other.shape[axis.dim]) == size_of(value.shape[dim])
+    } or folds_beside(node, int(fold))
     return SampleAxis(dim, *folds.pop()) if len(folds) == 1 else None
 
 
@@ -105,13 +103,13 @@ def _reshaped(
     axis = _only_axis(source)
     if axis is None or axis.dim is None:
         return None
-    after = sympy.prod(map(_expr, source.meta["val"].shape[axis.dim + 1 :]), start=sympy.S.One)
+    after = sympy.prod(map(size_of, source.meta["val"].shape[axis.dim + 1 :]), start=sympy.S.One)
     stride = axis.inner * after  # elements from one sample to the next
-    behind = sympy.prod(map(_expr, value.shape[dim + 1 :]), start=sympy.S.One)
+    behind = sympy.prod(map(size_of, value.shape[dim + 1 :]), start=sympy.S.One)
     if stride == 0 or behind == 0:
-        return SampleAxis(dim) if _expr(value.shape[dim]) == samples else None
+        return SampleAxis(dim) if size_of(value.shape[dim]) == samples else None
     inner = sympy.Mul(stride, sympy.Pow(behind, -1))
-    outer = sympy.Mul(_expr(value.shape[dim]), sympy.Pow(samples * inner, -1))
+    outer = sympy.Mul(size_of(value.shape[dim]), sympy.Pow(samples * inner, -1))
     if inner.is_Integer and outer.is_Integer and inner >= 1 and outer >= 1:
         return SampleAxis(dim, int(outer), int(inner))
     return None
@@ -138,11 +136,13 @@ def _couples(node: fx.Node, spec: Spec) -> bool:
     name = getattr(node.target, "_opname", "")
     if name in ("batch_norm", "_native_batch_norm_legit_functional") and node.args[5]:
         return True
-    return any(
-        len(_batch_dims(value, spec.samples)) != 1
-        for value in tensors(node.meta.get("val"))
-        if value.is_floating_point() or value.is_complex()
-    )
+    for value, axis in zip(tensors(node.meta.get("val")), note(node).axes):
+        if value.is_floating_point() or value.is_complex():
+            dims = batch_dims(value, spec.samples)
+            unclear = axis is None and (len(dims) > 1 or is_crossed(node, spec.samples))
+            if not dims or unclear:
+                return True
+    return False
 
 
 def _check_losses(gm: fx.GraphModule, spec: Spec) -> None:

@@ -158,9 +158,12 @@ class _Functionalizer:
     def write(self, target: _Alias, value: fx.Node) -> None:
         """Let `target` hold `value` from here on, its base and the base's other views as well."""
         root = self.spec.inputs.get(self.placeholders.get(id(target.base), ""))
-        if root is not None and root.kind == "parameter":
+        if root is not None and root.trainable:
             raise PassError(
-                "mutation", f"the forward changes the parameter `{root.name}`", (value,)
+                "mutation",
+                f"the forward changes the parameter `{root.name}`, which is trained (change it "
+                "after the optimizer step, or freeze it: a frozen one may be written to)",
+                (value,),
             )
         chain = self.views(target) if target.path else []
         item, within = None, None

@@ -13,7 +13,7 @@ from passes.dead import drop_dead_nodes
 from passes.dependence import inherited
 from passes.propagate import fake_mode_of, faking
 from passes.spec import Spec
-from passes.spellings import spelling
+from passes.spellings import correction, spelling
 
 
 def spell_out(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
@@ -33,8 +33,12 @@ def spell_out(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
 
 def _spell(gm: fx.GraphModule, node: fx.Node) -> bool:
     """Replace one node, if it has a spelling for its arguments; tell whether it had."""
-    function = spelling(node)
-    if function is None or not any(note(n).grad and not note(n).data for n in node.all_input_nodes):
+    function, enters = (
+        spelling(node),
+        any(note(n).grad and not note(n).data for n in node.all_input_nodes),
+    )
+    function = (function if enters else None) or correction(node)
+    if function is None:
         return False
     operands = node.all_input_nodes
     traced = _trace(gm, node, operands, function)

@@ -124,7 +124,7 @@ def assert_close_to_wide(step, model, objective, x, rtol, around=nullcontext):
 def test_block_inside_of_the_objective(name, dtype):
     model, draw = build(name), MODELS[name][1]
     step = fxgram.compile(model, block(dtype))
-    for k in (5, 1, 3):
+    for k in (8, 1, 3):
         assert_close_to_wide(step, model, block(dtype), draw(k), HALF[dtype])
 
 
@@ -132,7 +132,7 @@ def test_block_inside_of_the_objective(name, dtype):
 def test_ambient_autocast_and_none_on_one_step(name):
     model, draw = build(name), MODELS[name][1]
     step = fxgram.compile(model, squares)
-    for k in (3, 1):
+    for k in (3, 1, 8):
         x = draw(k)
         assert_close_to_wide(step, model, squares, x, 1e-4)
         for dtype, rtol in HALF.items():
@@ -145,7 +145,7 @@ def test_ambient_autocast_and_none_on_one_step(name):
 def test_whole_model_in_half_precision(name, dtype):
     model, draw = build(name).to(dtype), MODELS[name][1]
     step = fxgram.compile(model, squares)
-    for k in (3, 1):
+    for k in (3, 1, 8):
         x = draw(k)
         x = x.to(dtype) if x.is_floating_point() else x
         assert_close_to_wide(step, model, squares, x, HALF[dtype])
@@ -157,8 +157,37 @@ def test_half_trunk_with_wide_norms(name):
     model = Tower(NORMS[name], wide_norm=True).to(torch.bfloat16)
     model.norm.float()
     step = fxgram.compile(model, squares)
-    for k in (3, 1):
+    for k in (3, 1, 8):
         assert_close_to_wide(step, model, squares, vectors(k).bfloat16(), HALF[torch.bfloat16])
+
+
+class Mixed(nn.Module):
+    """Layers of several dtypes, each of which casts what it is given."""
+
+    def __init__(self, *dtypes):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6).to(dtype) for dtype in dtypes)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x.to(layer.weight.dtype)).tanh()
+        return x
+
+
+MIXED = [
+    ((torch.float32, torch.float64, torch.float32), 1e-4),
+    ((torch.float64, torch.bfloat16, torch.float32), HALF[torch.bfloat16]),
+    ((torch.float16, torch.float16, torch.float32), HALF[torch.float16]),
+]
+
+
+@pytest.mark.parametrize(("dtypes", "rtol"), MIXED)
+def test_layers_of_several_dtypes(dtypes, rtol):
+    torch.manual_seed(0)
+    model = Mixed(*dtypes)
+    step = fxgram.compile(model, squares)
+    for k in (3, 1, 8):
+        assert_close_to_wide(step, model, squares, vectors(k), rtol)
 
 
 def test_backward_inside_of_a_block():

@@ -125,6 +125,19 @@ def test_steps_before_one_backward(pair):
     assert_gradients_close(grads(model), wanted, RTOL)
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_zero_grad_between_forward_and_backward(pair, set_to_none):
+    model, step = pair
+    step(X.flip(1))[0].sum().backward()
+    losses, _ = step(X)
+    model.zero_grad(set_to_none=set_to_none)
+    losses.backward(W)
+    found, wanted = grads(model), expected(model)
+    assert all(found[n] is None or not found[n].any() for n, g in wanted.items() if g is None)
+    reached = [n for n, g in wanted.items() if g is not None]
+    assert_gradients_close({n: found[n] for n in reached}, {n: wanted[n] for n in reached}, RTOL)
+
+
 def test_autograd_grad_leaves_grad_alone(pair):
     model, step = pair
     names, params = zip(*trainable(model).items(), strict=True)

@@ -37,11 +37,19 @@ def test_statistics_are_updated_once():
         assert model.norm.num_batches_tracked == count
 
 
-def test_cumulative_statistics_are_refused_with_the_line():
-    """`momentum=None` reads the number of batches as a Python number."""
-    step = fxgram.compile(BatchNormed(None), per_sample, batch_dim=None)
-    with pytest.raises(fxgram.CaptureError, match=r"self.norm\(self.first\(x\)\)"):
-        step(torch.randn(3, D), torch.tensor([0, 1, 2]))
+def test_plain_means_of_the_statistics_over_several_batches():
+    """`momentum=None` moves them by 1 / n in the n-th step, also by a program made earlier."""
+    torch.manual_seed(0)
+    model = BatchNormed(None).double()
+    eager = deepcopy(model)
+    step = fxgram.compile(model, per_sample, batch_dim=None)
+    for seed in range(4):
+        x = torch.randn(3, D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        for run in (step, lambda x, y: per_sample(eager, x, y)):
+            run(x, torch.tensor([0, 1, 2]))
+        for (name, buffer), other in zip(model.named_buffers(), eager.named_buffers(), strict=True):
+            torch.testing.assert_close(buffer, other[1], msg=lambda m, n=name: f"{n}: {m}")
+    assert "forward" not in vars(model.norm)
 
 
 def test_uses_are_explained_as_losses():

@@ -118,6 +118,46 @@ def shifted_targets(m, x):
     return rows(torch.cat([y[1:], y[:1]]) - x.sum(1, keepdim=True))
 
 
+def similarities(m, x):
+    """Samples against data of all: `[K, K]`, the first axis of which is the samples'."""
+    return m(x) @ torch.cat([x, x[:, :1]], 1).t()
+
+
+def best_sample_for_each_key(m, x):
+    return similarities(m, x).amax(0)
+
+
+def softmax_over_queries(m, x):
+    return similarities(m, x).softmax(0).square().sum(1)
+
+
+def keys_against_samples(m, x):
+    return F.cross_entropy(similarities(m, x).t(), torch.arange(len(x)), reduction="none")
+
+
+def similarities_to_one_sample(m, x):
+    return similarities(m, x).select(0, -1)
+
+
+def keys_with_gradient_after_all(m, x):
+    y = m(x)
+    return (y @ y.t().detach()).logsumexp(1) + (y.detach() @ y.t()).logsumexp(1)
+
+
+def second_half_for_the_first(m, x):
+    """Sample-major pairs, taken apart as if they lay behind each other."""
+    one, other = m(torch.stack([x, x.sin()], 1).flatten(0, 1)).chunk(2)
+    return rows(one - other)
+
+
+def part_that_begins_in_a_block(m, x):
+    return rows(m(torch.cat([x, x.sin()]))[1 : len(x) + 1])
+
+
+def every_second_of_blocks(m, x):
+    return rows(m(torch.cat([x, x.sin()]))[::2])
+
+
 def small_coupling(m, x):
     y = m(x)
     return rows(y + 1e-4 * y.roll(1, 0))
@@ -143,6 +183,14 @@ COUPLED = [
     (linear, distances, "cdist"),
     (linear, viewed_across_samples, "reshape"),
     (linear, small_coupling, "roll"),
+    (linear, best_sample_for_each_key, "amax"),
+    (linear, softmax_over_queries, "softmax"),
+    (linear, keys_against_samples, "cross_entropy"),
+    (linear, similarities_to_one_sample, "select"),
+    (linear, keys_with_gradient_after_all, "logsumexp"),
+    (linear, second_half_for_the_first, "split"),
+    (linear, part_that_begins_in_a_block, "slice"),
+    (linear, every_second_of_blocks, "slice"),
     (sequence, attention_across_samples, ""),
 ]
 

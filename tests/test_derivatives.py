@@ -26,7 +26,7 @@ X = torch.randn(5, 2, generator=torch.Generator().manual_seed(1), dtype=torch.fl
 SAMPLE_AXIS_FOLLOWED = {
     "heat_equation", "residual_and_data", "vmapped_gradient", "vmapped_model", "pulled_back",
     "functional", "constant_slope", "slope_at_a_latent", "buffer_in_a_derivative",
-    "force_matching",
+    "force_matching", "slopes_of_a_pair",
 }  # fmt: skip
 
 

@@ -32,6 +32,12 @@ def test_default_mode_equals_the_untied_oracle(case):
     check_case(case, torch.float64, case.rtol)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in CASES if case.large], ids=_name)
+def test_one_sample_of_a_large_model(case):
+    check_case(case, torch.float64, case.rtol, sizes=(1,))
+
+
 @pytest.mark.parametrize("case", SINGLE, ids=_name)
 def test_single_precision(case):
     check_case(case, torch.float32, 1e-4, sizes=(2, 3))
@@ -69,10 +75,9 @@ def check_case(case, dtype, rtol, sizes=None):
         assert torch.equal(actual_gramian, actual_gramian.T), "not symmetric to the bit"
         assert_gramian_close(actual_gramian, expected_gramian, rtol, f"K={k}")
         _check_backward(model, eager, losses, expected, rtol)
-        for (name, buffer), expected_buffer in zip(
-            model.named_buffers(), eager.buffers(), strict=True
-        ):
-            torch.testing.assert_close(buffer, expected_buffer, msg=lambda m, n=name: f"{n}: {m}")
+        for name, tensor in eager.state_dict().items():
+            actual = model.state_dict()[name]
+            torch.testing.assert_close(actual, tensor, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def _expected_gramian(case, model, twin, batch, seed):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
+from torch.nn.attention.flex_attention import flex_attention
 
 import fxgram
 
@@ -41,7 +42,12 @@ def scanned(m, x):
     return scan(lambda c, y: (c + y, c * 2), x.new_zeros(len(x), 2), steps)[0].sum(1)
 
 
-@pytest.mark.parametrize("objective", [cond, looped, scanned], ids=lambda f: f.__name__)
+def attended(m, x):
+    y = m(x).expand(1, 2, -1, -1)
+    return flex_attention(y, y, y).sum((0, 1, 3))
+
+
+@pytest.mark.parametrize("objective", [cond, looped, scanned, attended], ids=lambda f: f.__name__)
 def test_control_flow_as_an_operator(objective):
     message = refused(fxgram.CaptureError, nn.Linear(3, 2), objective=objective)
     assert "test_refusals.py:" in message
@@ -60,18 +66,31 @@ def test_loop_until_values_are_small():
     assert "torch.where" in message
 
 
-@pytest.mark.parametrize(
-    "build", [nn.Embedding, lambda *sizes, **options: nn.EmbeddingBag(*sizes, **options)]
-)
+@pytest.mark.parametrize("build", [nn.Embedding, nn.EmbeddingBag])
 def test_sparse_gradients(build):
     message = refused(fxgram.CaptureError, build(5, 3, sparse=True), IDS)
     assert "sparse=False" in message
+    assert "test_refusals.py:" in message
 
 
-def test_embedding_that_renormalises_itself():
-    message = refused(fxgram.CaptureError, nn.Embedding(5, 3, max_norm=0.5), IDS)
+@pytest.mark.parametrize("build", [nn.Embedding, nn.EmbeddingBag])
+def test_embedding_that_renormalises_itself(build):
+    message = refused(fxgram.CaptureError, build(5, 3, max_norm=0.5), IDS)
     assert "max_norm" in message
+    assert "test_refusals.py:" in message
     assert "optimizer step" in message
+
+
+def test_forward_that_writes_to_what_is_trained():
+    def objective(m, x):
+        with torch.no_grad():
+            m.weight.clamp_(-0.1, 0.1)
+        return squares(m, x)
+
+    message = refused(fxgram.CaptureError, nn.Linear(3, 2), objective=objective)
+    assert "parameter `weight`" in message
+    assert "after the optimizer step" in message
+    assert "m.weight.clamp_(-0.1, 0.1)" in message
 
 
 def test_sparse_tensors():

@@ -1,15 +1,20 @@
 """Every registered rule agrees with the backward of its operator, on at least one sample."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from oracle import assert_gramian_close, gramian
 from torch import nn
+from zoo.free import Free
 
 import fxgram
-from fxgram.rules import markdown_table, registered
+from fxgram.rules import linear, markdown_table, registered, registry
 
 aten = torch.ops.aten
 K = 5
+README = (Path(__file__).parent.parent / "README.md").read_text()
 
 
 def randn(*shape):
@@ -145,8 +150,6 @@ def _check_module(function):
 
 
 def test_wrong_rule_is_caught(monkeypatch):
-    from fxgram.rules import linear, registry
-
     def doubled(call):
         twice = call.emitter.call(aten.mul.Tensor, call.cotangent(), 2)
         return linear.product_factors(call, "oi", "ko", (call["input"], "ki"), cotangent=twice)
@@ -163,8 +166,29 @@ def test_check_rule_names_what_is_missing():
         fxgram.check_rule(aten.linear.default, "bias", randn(K, 3), randn(4, 3))
 
 
-def test_readme_lists_the_operators():
-    from pathlib import Path
+def test_rule_in_the_readme(monkeypatch):
+    """The example runs, its rule is used, and a slip in it is caught."""
+    (example,) = [
+        b for b in re.findall(r"```python\n(.*?)```", README, re.S) if "@fxgram.rule" in b
+    ]
+    monkeypatch.setattr(registry, "_TABLE", dict(registry._TABLE))
+    found = {}
+    exec(example, found)
+    model = Free(lambda m, x: torch.ops.mine.sine_product(x, m.w), w=(3, 2)).double()
+    objective = lambda m, x: m(x).cos().sum(1)  # noqa: E731
+    step = fxgram.compile(model, objective)
+    for k in (1, 3, 8):
+        _, actual = step(randn(k, 3))
+        assert_gramian_close(actual, gramian(model, objective, (randn(k, 3),)), 1e-9, "")
+    assert {row.method for row in step.uses} == {"rule"}
 
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
-    assert markdown_table() in readme, "paste `python -m fxgram.rules.table` into README.md"
+    @fxgram.rule(found["op"], "w")
+    def without_the_sine(call):
+        return found["product_factors"](call, "io", "ko", (call["x"], "ki"))
+
+    with pytest.raises(fxgram.WrongRule, match="another Gramian"):
+        fxgram.check_rule(found["op"], "w", randn(5, 3), randn(3, 2))
+
+
+def test_readme_lists_the_operators():
+    assert markdown_table() in README, "paste `python -m fxgram.rules.table` into README.md"

@@ -16,12 +16,7 @@ from zoo.sample import one_sample
 
 by_name = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 with_twin = [case for case in CASES if case.untied is not None]
-deterministic = [
-    case
-    for case in CASES
-    # A sample of a batch in bags by offsets is no slice of its tensors.
-    if not case.random and max(case.sizes) > 1 and "by_offsets" not in case.name
-]
+deterministic = [case for case in CASES if not case.random and max(case.sizes) > 1 and case.alone]
 
 
 def _losses(case, model, batch, seed=0):

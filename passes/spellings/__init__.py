@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import fx
 
-from passes.spellings import attention, bags, distances, lookup, recurrent
+from passes.spellings import attention, bags, distances, lookup, margins, recurrent
 
 _SPELLINGS: dict[torch._ops.OpOverload, Callable] = {
     **recurrent.SPELLINGS,
@@ -18,11 +18,17 @@ _SPELLINGS: dict[torch._ops.OpOverload, Callable] = {
     **distances.SPELLINGS,
     **lookup.SPELLINGS,
 }
+_CORRECTIONS = margins.SPELLINGS  # of operators that are not to be traced as they are
 
 
 def spelled_out() -> tuple[torch._ops.OpOverload, ...]:
     """All operators with a spelling."""
     return tuple(_SPELLINGS)
+
+
+def correction(node: fx.Node) -> Callable | None:
+    """The function that replaces the operator of a node wherever it is called, or None."""
+    return _CORRECTIONS.get(node.target) if node.op == "call_function" else None
 
 
 def spelling(node: fx.Node) -> Callable | None:

@@ -71,6 +71,20 @@ class PooledByQuery(nn.Module):
         return (weights.unsqueeze(-1) * x).sum(1)
 
 
+class LabelAttention(nn.Module):
+    """Every label attends to a sequence by its row of a layer that is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.third = nn.Linear(D, D), nn.Linear(D, 5, bias=False)
+        self.out = nn.Linear(D, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).tanh().transpose(1, 2)
+        share = (self.third.weight @ x).softmax(2)  # [k, labels, t]
+        return (self.out.weight * (share @ x.transpose(1, 2))).sum(2) + self.out.bias
+
+
 class Encoder(nn.Module):
     def __init__(self, layers: int = 2, **options) -> None:
         super().__init__()
@@ -145,9 +159,10 @@ CASES = (
     ),
     Case("sequence_first_attention", SequenceFirstAttention, _sequences),
     # the layer rejects an empty batch of keys
-    Case("cross_attention", CrossAttention, _keys_and_values, sizes=(1, 2, 3, 32)),
+    Case("cross_attention", CrossAttention, _keys_and_values, sizes=(1, 2, 3, 8)),
     Case("fused_attention", ScaledDotProduct, _sequences),
     Case("pooled_by_learned_query", PooledByQuery, _sequences),
+    Case("label_attention", LabelAttention, _sequences),
     Case("transformer_encoder", lambda: Encoder(dropout=0.0), _labelled, cross_entropy),
     Case(
         "transformer_encoder_norm_first",

@@ -62,7 +62,9 @@ class Case:
     copies: Mapping[str, str] = field(default_factory=dict)
     batch_dim: Any = 0
     # batch sizes to test, without those that the eager model rejects
-    sizes: tuple[int, ...] = (0, 1, 2, 3, 32)
+    sizes: tuple[int, ...] = (0, 1, 2, 3, 8)
+    # whether one sample, sliced from the batch, gives the loss and the gradient that it gives there
+    alone: bool = True
     # draws random numbers in the forward
     random: bool = False
     # uses ops that nobody will have a fast rule for
@@ -113,7 +115,13 @@ class Case:
 def _seeded(build: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
-        return build().to(dtype)
+        return build()._apply(lambda t: t.to(_dtype_of(t, dtype)))
+
+
+def _dtype_of(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
+    if tensor.is_complex():
+        return dtype.to_complex()
+    return dtype if tensor.is_floating_point() else tensor.dtype
 
 
 def _leaves(outputs: Any) -> list[Tensor]:

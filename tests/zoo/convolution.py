@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from .case import Case, cross_entropy
 from .free import Free
 
-NONEMPTY = (1, 2, 3, 32)
+NONEMPTY = (1, 2, 3, 8)
 
 
 class Cifar(nn.Module):
@@ -58,6 +58,17 @@ class Depthwise(nn.Sequential):
         super().__init__(nn.Conv2d(4, 8, 3, groups=4), nn.ReLU6(), nn.Conv2d(8, 2, 1, bias=False))
 
 
+class Sliced(nn.Module):
+    """A layer that sees a part of the image: all but the first channel, row or column."""
+
+    def __init__(self, dim: int, layer: nn.Module) -> None:
+        super().__init__()
+        self.dim, self.layer = dim, layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.narrow(self.dim, 1, x.shape[self.dim] - 1))
+
+
 def _image(*dims: int):
     return lambda draw, k: (draw.normal(k, *dims),)
 
@@ -103,6 +114,8 @@ TRANSPOSED = (
 
 NETWORKS = (
     Case("cifar_network", Cifar, lambda draw, k: (draw.normal(k, 3, 8, 8), draw.ids(4, k)), cross_entropy),
+    Case("channels_sliced_before_a_conv", lambda: Sliced(1, nn.Conv2d(2, 2, 2)), _image(3, 4, 4)),
+    Case("columns_sliced_before_a_conv", lambda: Sliced(3, nn.Conv2d(3, 2, 2)), _image(3, 4, 4)),
     Case("squeeze_and_excite", SqueezeExcite, _image(2, 5, 5)),
     Case("up_and_down", UpAndDown, _image(2, 4, 4)),
     Case("depthwise_then_pointwise", Depthwise, _image(4, 4, 4)),

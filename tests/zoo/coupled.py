@@ -20,9 +20,9 @@ class BatchNormed(nn.Module):
 
 
 class BatchNormedImages(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, momentum: float | None = 0.1) -> None:
         super().__init__()
-        self.conv, self.norm = nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3)
+        self.conv, self.norm = nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3, momentum=momentum)
         self.last = nn.Linear(12, C)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -204,6 +204,14 @@ _UNTIED = {
 
 CASES = (
     _case("batch_norm_1d", BatchNormed, _labelled, per_sample, sizes=(2, 3, 8)),
+    _case(
+        "batch_norm_of_plain_means",
+        lambda: BatchNormed(None), _labelled, per_sample, sizes=(3, 2, 8),
+    ),
+    _case(
+        "batch_norm_of_images_of_plain_means",
+        lambda: BatchNormedImages(None), _images, per_sample,
+    ),
     _case("batch_norm_mean_loss", BatchNormed, _labelled, batch_mean, sizes=(2, 3, 8)),
     _case("batch_norm_2d", BatchNormedImages, _images, per_sample),
     _case("batch_norm_in_eval", lambda: BatchNormed().eval(), _labelled, per_sample),

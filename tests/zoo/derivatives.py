@@ -80,6 +80,13 @@ def residual_and_data(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return torch.stack([_slope(u, x).square().sum(1), (u - y).square()], 1)
 
 
+def slopes_of_a_pair(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Both inputs in one batch, behind each other."""
+    both = torch.cat([x, y]).requires_grad_()
+    one, other = _slope(model(both), both).chunk(2)
+    return (one * other).sum(1)
+
+
 def gradient_penalty(model: nn.Module, real: Tensor, fake: Tensor, mix: Tensor) -> Tensor:
     between = torch.lerp(real, fake, mix[:, None, None, None]).requires_grad_()
     (slope,) = torch.autograd.grad(model(between).sum(), between, create_graph=True)
@@ -187,6 +194,7 @@ CASES = (
     _on_field(vmapped_gradient),
     _on_field(vmapped_laplacian),
     _on_field(directional, lambda draw, k: (draw.normal(k, D), draw.normal(k, D))),
+    _on_field(slopes_of_a_pair, lambda draw, k: (draw.normal(k, D), draw.normal(k, D))),
     _on_field(pulled_back),
     _on_field(jacobian_of_the_batch),
     _on_field(forward_jacobian),

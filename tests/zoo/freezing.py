@@ -57,6 +57,22 @@ class TeacherStudent(nn.Module):
         return self.student(x) - target
 
 
+class MomentumEncoder(nn.Module):
+    """The target encoder follows the trained one in every forward, which writes to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(D, 2), nn.Linear(D, 2)
+        self.key.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            for mine, other in zip(self.key.parameters(), self.query.parameters(), strict=True):
+                mine.mul_(0.9).add_(other, alpha=0.1)
+            target = self.key(x).tanh()
+        return self.query(x) - target
+
+
 class SelfDistillation(nn.Module):
     """The target is the model itself, without gradients."""
 
@@ -150,6 +166,7 @@ CASES = (
     Case("low_rank_merged", lambda: LowRank(True), _vectors),
     Case("low_rank_apart", lambda: LowRank(False), _vectors),
     Case("teacher_without_gradients", TeacherStudent, _vectors),
+    Case("momentum_encoder", MomentumEncoder, _vectors),
     Case("self_distillation", SelfDistillation, _vectors),
     Case("detached_branch", DetachedBranch, _vectors),
     Case("detached_norm_of_a_parameter", DetachedParameter, _vectors),

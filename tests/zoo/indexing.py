@@ -23,6 +23,22 @@ class PositionEmbedding(nn.Module):
         return (self.words(ids) + self.positions(torch.arange(ids.shape[1]))).tanh()
 
 
+class PositionsInOneRow(PositionEmbedding):
+    def forward(self, ids: Tensor) -> Tensor:
+        return (self.words(ids) + self.positions(torch.arange(ids.shape[1])[None])).tanh()
+
+
+class ClassLabels(nn.Module):
+    """An image generator's condition: one id a sample, added to features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.linear = nn.Embedding(5, D), nn.Linear(D, D)
+
+    def forward(self, x: Tensor, label: Tensor) -> Tensor:
+        return self.linear(x).sin() * self.table(label)
+
+
 class Embeddings(nn.Module):
     def __init__(self, **options) -> None:
         super().__init__()
@@ -78,6 +94,24 @@ def _with_ids(draw, k):
 
 def _times_complex(m, x):
     return torch.view_as_real(torch.fft.rfft(x) * torch.view_as_complex(m.w))
+
+
+def _complex_products(m, x):
+    y = torch.complex(x, x.cos()) @ m.w
+    return torch.view_as_real((y * m.v.conj()).tanh() * y.abs()).flatten(1)
+
+
+class ComplexWeights(nn.Module):
+    """Parameters that are complex themselves, and one that is real."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(D, 2, dtype=torch.complex64))
+        self.v = nn.Parameter(torch.randn(2, dtype=torch.complex64))
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(_complex_products(self, x))
 
 
 def _case(name, function, draw=_vectors, fallback=False, **shapes):
@@ -138,24 +172,32 @@ EMBEDDINGS = (
     Case("embedding_of_id_matrix", Embeddings, _ids(torch.int64, 2, 3)),
     Case("embedding_with_padding", lambda: Embeddings(padding_idx=0), _ids()),
     Case("embedding_with_last_padding", lambda: Embeddings(padding_idx=-1), _ids()),
+    # a sample alone has other frequencies
+    Case("embedding_scaled_by_frequency", lambda: Embeddings(scale_grad_by_freq=True), _ids(), alone=False),
+    # PyTorch's kernel for bags divides by the frequencies of other entries: right is what it gives
+    Case("embedding_bag_scaled_by_frequency", lambda: Bags(mode="sum", scale_grad_by_freq=True), _ids(), alone=False, fallback=True),
+    Case("embedding_bag_by_offsets_scaled_by_frequency", lambda: BagsOfSequence(mode="mean", scale_grad_by_freq=True), _one_sequence, batch_dim=(None, 0), alone=False, sizes=(1, 2, 3, 8), fallback=True),
+    Case("class_labels_of_one_dim", ClassLabels, _with_ids),
     Case("position_embedding", PositionEmbedding, _ids()),
+    Case("position_embedding_of_one_row", PositionsInOneRow, _ids()),
     Case("embedding_bag_sum", lambda: Bags(mode="sum"), _ids()),
     Case("embedding_bag_mean", lambda: Bags(mode="mean", padding_idx=1), _ids()),
     Case("embedding_bag_with_learned_weights", WeightedBags, _ids()),
-    Case("embedding_bag_max_with_padding", lambda: Bags(mode="max", padding_idx=1), _ids(), sizes=(1, 2, 3, 32)),
-    Case("embedding_bag_by_offsets", lambda: BagsOfSequence(mode="mean"), _one_sequence, batch_dim=(None, 0), sizes=(1, 2, 3, 8)),
-    Case("embedding_bag_by_offsets_with_padding", lambda: BagsOfSequence(mode="sum", padding_idx=2), _one_sequence, batch_dim=(None, 0), sizes=(1, 2, 3, 8)),
-    Case("embedding_bag_max_by_offsets", lambda: BagsOfSequence(mode="max"), _one_sequence, batch_dim=(None, 0), sizes=(1, 2, 3, 8), fallback=True),
-    Case("embedding_bag_max", lambda: Bags(mode="max"), _ids(), sizes=(1, 2, 3, 32)),
+    Case("embedding_bag_max_with_padding", lambda: Bags(mode="max", padding_idx=1), _ids(), sizes=(1, 2, 3, 8)),
+    Case("embedding_bag_by_offsets", lambda: BagsOfSequence(mode="mean"), _one_sequence, batch_dim=(None, 0), alone=False, sizes=(1, 2, 3, 8)),
+    Case("embedding_bag_by_offsets_with_padding", lambda: BagsOfSequence(mode="sum", padding_idx=2), _one_sequence, batch_dim=(None, 0), alone=False, sizes=(1, 2, 3, 8)),
+    Case("embedding_bag_max_by_offsets", lambda: BagsOfSequence(mode="max"), _one_sequence, batch_dim=(None, 0), alone=False, sizes=(1, 2, 3, 8), fallback=True),
+    Case("embedding_bag_max", lambda: Bags(mode="max"), _ids(), sizes=(1, 2, 3, 8)),
 )  # fmt: skip
 
 COMPLEX = (
+    Case("complex_parameters", ComplexWeights, _vectors, fallback=True),
     # the transform rejects an empty batch
     Case(
         "complex_view_of_parameter",
         lambda: Free(_times_complex, w=(2, 2)),
         _vectors,
-        sizes=(1, 2, 3, 32),
+        sizes=(1, 2, 3, 8),
         fallback=True,
     ),
 )

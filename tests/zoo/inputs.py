@@ -146,7 +146,7 @@ CASES = (
         Context,
         lambda draw, k: (draw.normal(k, D), draw.normal(3, 4)),
         batch_dim=(0, None),
-        sizes=(3, 2, 1),
+        sizes=(3, 8, 1),
     ),
     Case(
         "shared_argument_in_a_tree",

@@ -105,6 +105,23 @@ def _hinge(model: nn.Module, x: Tensor, classes: Tensor) -> Tensor:
     return F.multi_margin_loss(model(x)[:, 0], classes[:, 0], reduction="none")
 
 
+def _listed_labels(model: nn.Module, x: Tensor, classes: Tensor) -> Tensor:
+    """Labels up to the first -1 count."""
+    labels = F.pad(classes - 1, (0, 1), value=-1)
+    return F.multilabel_margin_loss(model(x).mean(1), labels, reduction="none")
+
+
+def _heads(model: nn.Module, x: Tensor, classes: Tensor) -> Tensor:
+    """Three losses a sample, of different kinds, one for each part of the outputs."""
+    logits, value, rest = model(x).mean(1).split([3, 1, 1], 1)
+    of_class = F.cross_entropy(logits, classes[:, 0] % 3, reduction="none")
+    of_value = F.mse_loss(value[:, 0], x.sum((1, 2)), reduction="none")
+    of_sign = F.binary_cross_entropy_with_logits(
+        rest[:, 0], (x[:, 0, 0] > 0).to(x.dtype), reduction="none"
+    )
+    return torch.stack([of_class, of_value, of_sign], 1)
+
+
 def _with_penalty(model: nn.Module, x: Tensor) -> Tensor:
     return mean_squares(model, x) + 0.1 * model.penalty()
 
@@ -155,6 +172,8 @@ CASES = (
     Case("binary_cross_entropy", _tagger, _sequences, _binary),
     Case("largest_huber_loss", _tagger, _sequences, _huber),
     Case("hinge", _tagger, _labelled, _hinge),
+    Case("hinge_of_listed_labels", _tagger, _labelled, _listed_labels),
+    Case("heads_with_losses_of_their_own", _tagger, _labelled, _heads),
     Case("norm_maximum_and_logsumexp", _tagger, _sequences, _scalar_steps),
     Case(
         "penalty_on_a_used_weight",

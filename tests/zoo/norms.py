@@ -9,7 +9,7 @@ from .case import Case
 from .free import Free
 
 D = 4
-NONEMPTY = (1, 2, 3, 32)
+NONEMPTY = (1, 2, 3, 8)
 
 
 def _between(norm: nn.Module) -> nn.Module:
@@ -63,6 +63,16 @@ class ChannelsFirstLayerNorm(nn.Module):
         return self.scale * self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2).tanh()
 
 
+class GlobalGroupNorm(nn.GroupNorm):
+    """One group over all channels, in the precision of the weight."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(1, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+
+
 def _weight_norm(m, x):
     return F.linear(x, m.g * m.v / m.v.norm(dim=1, keepdim=True)).sin()
 
@@ -93,6 +103,7 @@ CASES = (
     _case("group_norm", lambda: nn.GroupNorm(2, D), _images, _between),
     _case("group_norm_of_vectors", lambda: nn.GroupNorm(2, D)),
     _case("group_norm_one_group", lambda: nn.GroupNorm(1, D), _images, _between),
+    _case("subclass_of_group_norm", lambda: GlobalGroupNorm(D), _images, _between),
     # instance norm with parameters rejects an empty batch
     _case("instance_norm", lambda: nn.InstanceNorm2d(D, affine=True), _images, _between, NONEMPTY),
     _case("instance_norm_without_parameters", lambda: nn.InstanceNorm2d(D), _images, _between),

@@ -91,7 +91,7 @@ class Frozen(nn.Module):
 
 def _case(name, build, random=False):
     return Case(
-        name, build, lambda draw, k: (draw.normal(k, T, D),), sizes=(1, 2, 3, 32), random=random
+        name, build, lambda draw, k: (draw.normal(k, T, D),), sizes=(1, 2, 3, 8), random=random
     )
 
 
@@ -120,7 +120,7 @@ CASES = (
         lambda: SequenceFirst(nn.LSTM(D, 4, 2, proj_size=2, bidirectional=True)),
     ),
     Case(
-        "lstm_with_given_state", GivenState, _with_states, batch_dim=(0, 1, 1), sizes=(1, 2, 3, 32)
+        "lstm_with_given_state", GivenState, _with_states, batch_dim=(0, 1, 1), sizes=(1, 2, 3, 8)
     ),
     _case("lstm_with_learned_states", LearnedStates),
     _case("gru", lambda: Recurrent(nn.GRU(D, 3, batch_first=True, bias=False))),

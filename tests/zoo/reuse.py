@@ -83,6 +83,30 @@ class TiedAutoencoderUntied(TiedAutoencoder):
         return self.encoder(x).tanh() @ self.decoder + self.bias
 
 
+class TransposedLinear(nn.Module):
+    """Multiplies by the transpose of a weight that another module holds as well."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight, self.bias = weight, nn.Parameter(torch.randn(D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight.t(), self.bias)
+
+
+class TransposedInAnother(nn.Module):
+    """One weight in two modules, as it is and transposed."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(D, 2)
+        own = self.first.weight if tied else nn.Parameter(torch.randn(2, D))
+        self.second = TransposedLinear(own)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).sin())
+
+
 class TiedEmbedding(nn.Module):
     """The output layer is the embedding table."""
 
@@ -168,6 +192,13 @@ CASES = (
         _vectors,
         untied=TiedAutoencoderUntied,
         copies={"decoder": "encoder.weight"},
+    ),
+    Case(
+        "transposed_in_another_module",
+        lambda: TransposedInAnother(True),
+        _vectors,
+        untied=lambda: TransposedInAnother(False),
+        copies={"second.weight": "first.weight"},
     ),
     Case(
         "tied_embedding",

@@ -164,7 +164,7 @@ def _images(pixels: int):
 
 # these compute their norms in float32, whatever the model's dtype
 IN_FLOAT32 = {"rtol": 1e-5}
-SIZES = {"sizes": (1, 2, 3)}
+SIZES = {"sizes": (1, 3, 8)}
 
 CASES = (
     Case("gpt2", lambda: _gpt2(True), _ids, _next_token, random=True, **SIZES,

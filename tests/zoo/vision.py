@@ -191,7 +191,7 @@ def _images(pixels: int):
 
 def _case(name: str, build: Callable[[], nn.Module], pixels: int, random: bool = True) -> Case:
     return Case(
-        name, build, _images(pixels), cross_entropy, sizes=(2, 3), random=random, large=True
+        name, build, _images(pixels), cross_entropy, sizes=(3, 8), random=random, large=True
     )
 
 
