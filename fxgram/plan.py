@@ -352,15 +352,50 @@ def _first(
     candidates: Candidates, contribution: Contribution, samples: int, keep: bool, limit: float
 ) -> Choice:
     """The cheapest way to contract a use."""
+    if contribution.summands:
+        return _of_unlike_uses(contribution, samples, keep, limit)
     if contribution.factors is None:
         return Choice(keep=keep)
     keep = keep and contribution.direct
     return candidates(contribution.factors, samples, keep=keep, limit=limit)[0].choice
 
 
+def _of_unlike_uses(
+    contribution: Contribution, samples: int, keep: bool, limit: float
+) -> Choice:
+    """Pairs of all uses of a parameter with each other, or their per-sample gradients added."""
+    device = device_of(contribution.summands[0])
+    jacobian = _bytes(contribution, Choice(), samples)
+    pairs = _bytes(contribution, Choice("pairs"), samples)
+    columns = sum(sum(_own(f, samples)) for f in contribution.summands) / len(contribution.summands)
+    element = contribution.jacobians[0].meta["val"].element_size()
+    by_pairs = pairs / 2 * (columns / element / device.products + 3 / device.bandwidth)
+    adding = 3 * len(contribution.summands) * jacobian / device.bandwidth
+    by_gradients = adding + samples * jacobian / element / device.products
+    by_gradients += jacobian / device.fresh if jacobian > _FRESH else 0
+    if jacobian > limit or (pairs <= limit and by_pairs < by_gradients):
+        return Choice("pairs", parts=min(samples, max(1, math.ceil(pairs / limit))))
+    return Choice(keep=keep)
+
+
+def _own(factors: Factors, samples: int) -> list[int]:
+    """Columns of each factor."""
+    sizes = numbers(factors.sizes(), samples)
+    terms = factors.equation.split("->")[0].split(",")
+    start = 0 if factors.one_hot is None else 1
+    return [math.prod(sizes[c] for c in term if c not in "ks") for term in terms[start:]]
+
+
 def _bytes(contribution: Contribution, choice: Choice, samples: int) -> float:
     """Bytes that a contribution holds at once."""
     factors = contribution.factors
+    if contribution.summands and choice.contraction == "pairs":
+        rows = 0
+        for found in contribution.summands:
+            sizes = numbers(found.sizes(), samples)
+            rows += sizes["k"] * sizes["s"]
+        element = contribution.jacobians[0].meta["val"].element_size()
+        return 2 * element * rows * rows / choice.parts
     if factors is None:
         return sum(_nbytes(n, samples) for n in contribution.jacobians)
     element = factors.operands[-1].meta["val"].element_size()

@@ -20,6 +20,9 @@ from passes import GradientPart, PassRecord, Spec
 _PLANNED = ("contract", "recompute", "clean", "schedule")  # passes that depend on the batch size, through the plan
 
 
+_FREE = 2**26  # bytes that nobody misses: PyTorch itself takes several times as many
+
+
 @dataclass(frozen=True)
 class Options:
     """What users say about memory and time."""
@@ -125,7 +128,9 @@ class Program:
         ordinary = memory.ordinary(self.lowered, self.spec, samples)
         limit = self.options.memory_budget
         budget = Budget(
-            ordinary / 2 if limit is None else limit, self.options.retain, limit is not None
+            max(ordinary / 2, _FREE) if limit is None else limit,
+            self.options.retain,
+            limit is not None,
         )
         try:
             return plan(self.contributions, samples, budget)

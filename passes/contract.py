@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from passes.driver import copy_graph
 from passes.emit import emit_jacobian
 from passes.factors import Choice, Contribution, Factors
 from passes.kernels import (
+    cross_gramian,
     gramian_in_slices,
     gramian_of_jacobian,
     gramian_of_pairs,
@@ -74,7 +76,8 @@ def contract(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
 
 def _ready(contribution: Contribution, at: dict[fx.Node, int]) -> int:
     """When all that a contribution reads exists: the last layer's comes first."""
-    stack = [*contribution.jacobians, *(contribution.factors.operands if contribution.factors else ())]
+    every = (contribution.factors, *contribution.summands)
+    stack = [*contribution.jacobians, *(n for f in every if f is not None for n in f.operands)]
     ready, seen = 0, set()
     while stack:
         node = stack.pop()
@@ -116,6 +119,7 @@ def _copy(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[Contribution]]:
         replace(
             c,
             factors=c.factors and moved(c.factors),
+            summands=tuple(map(moved, c.summands)),
             jacobians=tuple(mapping[n] for n in c.jacobians),
         )
         for c in facts(gm)["contributions"]
@@ -150,6 +154,8 @@ def _add(
             slices = (total, equation, dtype, choice.parts, *operands)
             return emitter.call(gramian_in_slices, *slices, val=square)
         jacobians = (emit_jacobian(emitter, factors, choice.kernel),)
+    if choice.contraction == "pairs":
+        return _of_unlike_uses(emitter, total, contribution.summands, dtype, choice, square)
     for jacobian in jacobians:
         columns = math.prod(jacobian.meta["val"].shape[1:])
         if choice.keep and columns <= _SMALL and not jacobian.meta["val"].is_complex():
@@ -161,6 +167,26 @@ def _add(
         names = [use.parameter for use in contribution.uses]
         for name, jacobian in zip(dict.fromkeys(names) if len(jacobians) == 1 else names, jacobians):
             kept.setdefault(name, []).append(jacobian)
+    return total
+
+
+def _of_unlike_uses(
+    emitter: Emitter,
+    total: fx.Node | None,
+    summands: tuple[Factors, ...],
+    dtype: torch.dtype,
+    choice: Choice,
+    square: torch.Tensor,
+) -> fx.Node | None:
+    """Pairs of every use with itself, and of every two uses of one parameter."""
+    for u in summands:
+        pairs = (total, u.equation, u.one_hot, dtype, choice.parts, 0, *u.operands)
+        total = emitter.call(gramian_of_pairs, *pairs, val=square)
+        total.meta["total"] = True
+    for u, v in combinations(summands, 2):
+        both = ((u.equation, v.equation), (u.one_hot, v.one_hot), *u.operands, *v.operands)
+        total = emitter.call(cross_gramian, total, dtype, *both, val=square)
+        total.meta["total"] = True
     return total
 
 

@@ -64,6 +64,7 @@ class Contribution:
     jacobians: tuple[fx.Node, ...]  # otherwise: per-sample gradients `[k, ...]`, one for each use
     all_factors: tuple[Factors, ...] = ()  # of every site, for people and for cost
     direct: bool = True  # factors are those of the parameter itself, not of a view of it
+    summands: tuple[Factors, ...] = ()  # of unlike uses of one parameter, which can be paired
 
 
 @dataclass(frozen=True)

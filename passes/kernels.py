@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -181,6 +182,47 @@ def gramian_of_pairs(
         product[:, stop - start :] *= 2
         total[start:stop, start:] += product
     return total
+
+
+def cross_gramian(
+    total: Tensor,
+    dtype: torch.dtype,
+    equations: tuple[str, str],
+    one_hots: tuple[int | None, int | None],
+    *factors: Tensor,
+) -> Tensor:
+    """Add `J_u J_vᵀ` twice for unlike uses u, v of one parameter: the symmetric part counts.
+
+    Embedding and output projection, `"kso,ksi->oi"` with one-hot `ids` and `"kso,ksi->oi"` of
+    (B, A): `sum_st B[l,t,ids[k,s]] (C[k,s,:] · A[l,t,:])`, a gather in place of the one-hot.
+    """
+    inputs = [equation.split("->")[0].split(",") for equation in equations]
+    u, v = factors[: len(inputs[0])], factors[len(inputs[0]) :]
+    mirror = str.maketrans("ks", "lt")
+    terms = [*inputs[0], *(term.translate(mirror) for term in inputs[1])]
+    operands = [f.to(dtype) if f.is_floating_point() else f for f in (*u, *v)]
+    for at, one_hot in ((0, one_hots[0]), (len(u), one_hots[1])):
+        if one_hot is not None:
+            _gather(terms, operands, at)
+    terms = [term for term in terms if term]
+    operands = [f.to(dtype) for f in operands if f is not None]
+    return total.add_(torch.einsum(f"{','.join(terms)}->kl", *operands), alpha=2)
+
+
+def _gather(terms: list[str], operands: list[Any], at: int) -> None:
+    """Replace one-hot rows `ksv` and another factor `ltv` by `ltv[..., ids]`, labels `ltks`."""
+    label, ids = terms[at][-1], operands[at]
+    other = next(i for i, t in enumerate(terms) if i != at and label in t)
+    where = terms[other].index(label)
+    rest = terms[other].replace(label, "")
+    if operands[other].is_floating_point():
+        found = operands[other].movedim(where, -1)[..., ids.reshape(-1)]
+        operands[other] = found.unflatten(-1, ids.shape)
+        terms[other] = rest + terms[at][:-1]
+    else:  # both are one-hot
+        operands[other] = operands[other][..., None, None] == ids
+        terms[other] = rest + terms[at][:-1]
+    terms[at], operands[at] = "", None
 
 
 def _pair_rows(term: str, factor: Tensor, shared: list[str], positions: int) -> Tensor:

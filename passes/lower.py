@@ -153,7 +153,8 @@ class _Lowering:
         """Add the uses of each parameter before they are squared: exact cross terms.
 
         Uses by like operators are concatenated along the summed positions, which costs no more
-        than the uses themselves; otherwise per-sample gradients are added.
+        than the uses themselves. Unlike ones are paired, factors with factors, or their per-sample
+        gradients are added: the planner chooses. Without factors only the latter is possible.
         """
         counts = Counter(use.parameter for _, c in lowered for use in c.uses)
         kept = [c for _, c in lowered if all(counts[u.parameter] == 1 for u in c.uses)]
@@ -165,14 +166,10 @@ class _Lowering:
         pulled: dict[UseGroup, tuple[fx.Node, ...]] = {}
         for found in parts.values():
             uses = tuple(use for use, *_ in found)
-            every = tuple(f for _, _, c, _ in found for f in c.all_factors)
-            alike = len({chain(group) for _, group, _, _ in found}) == 1
-            if alike and all(c.factors is not None for _, _, c, _ in found):
-                merged = concatenate(self.emitter, [c.factors for _, _, c, _ in found])
-                if len(merged) == 1:
-                    direct = all(c.direct for _, _, c, _ in found)
-                    kept.append(Contribution(uses, "sum", merged[0], (), (merged[0],), direct))
-                    continue
+            summands, direct = self.summands(found)
+            if len(summands) == 1:
+                kept.append(Contribution(uses, "sum", summands[0], (), tuple(summands), direct))
+                continue
             for _, group, contribution, _ in found:
                 if group not in pulled:
                     again = contribution.factors is not None
@@ -182,8 +179,36 @@ class _Lowering:
                         else contribution.jacobians
                     )
             total = add_up(self.emitter, [pulled[group][at] for _, group, _, at in found])
-            kept.append(Contribution(uses, "sum", None, (total,), every))
+            every = tuple(summands) or tuple(f for _, _, c, _ in found for f in c.all_factors)
+            pairs = tuple(summands)
+            kept.append(Contribution(uses, "sum", None, (total,), every, summands=pairs))
         return kept
+
+    def summands(
+        self, found: list[tuple[Use, UseGroup, Contribution, int]]
+    ) -> tuple[list[Factors], bool]:
+        """Factors of the uses of one parameter, like ones concatenated; none if some have none.
+
+        Also whether they are those of the parameter itself, not of a view of it.
+        """
+        groups = [group for _, group, _, _ in found]
+        factors = [c.factors for _, _, c, _ in found if c.factors is not None]
+        if len(factors) < len(found):
+            return [], False
+        if len({chain(group) for group in groups}) == 1:  # the same view of it each time
+            return concatenate(self.emitter, factors), not groups[0].region
+        pulled = []
+        for group, one in zip(groups, factors):
+            if group.region:
+                site = group.sites[0].operand
+                through = pull_back(self.emitter, group, site, one, self.values)
+                if through is None:
+                    return [], False
+                one = through[0]
+            pulled.append(one)
+        if len({len(one.equation.split("->")[1]) for one in pulled}) > 1:
+            return [], False
+        return concatenate(self.emitter, pulled), True
 
     def use(self, node: fx.Node, group: UseGroup) -> Use:
         site = group.sites[0].node
