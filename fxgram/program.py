@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx, nn
@@ -17,6 +17,7 @@ from fxgram.plan import Budget, OverBudget, Plan, plan
 from fxgram.rules import find
 from passes import GradientPart, PassRecord, Spec
 
+Product = Literal["gramian", "diagonal"]
 _PLANNED = ("contract", "recompute", "clean", "schedule")  # passes that depend on the batch size, through the plan
 
 
@@ -62,8 +63,8 @@ class Program:
         )  # fmt: skip
         fixed = [p for p in passes.PASSES if p.__name__ not in _PLANNED]
         self.lowered, self._records = passes.run(captured.gm, self.spec, fixed)
-        self._planned: dict[Plan, Planned] = {}
-        self._choices: dict[int, Planned] = {}
+        self._planned: dict[tuple[Plan, Product], Planned] = {}
+        self._choices: dict[tuple[int, Product], Planned] = {}
         self.last_samples = samples
 
     @property
@@ -108,19 +109,22 @@ class Program:
         """The summands of the Gramian."""
         return passes.facts(self.lowered)["contributions"]
 
-    def planned(self, samples: int) -> "Planned":
+    def planned(self, samples: int, product: Product = "gramian") -> "Planned":
         """The modules for this number of samples; batch sizes with equal plans share them."""
-        if samples not in self._choices:
-            found = self.plan(samples)
-            if found not in self._planned:
-                spec = replace(self.spec, choices=found.choices, recompute=found.recompute)
+        key = samples, product
+        if key not in self._choices:
+            found = self.plan(samples, product)
+            if (found, product) not in self._planned:
+                spec = replace(
+                    self.spec, choices=found.choices, recompute=found.recompute, product=product
+                )
                 late = [p for p in passes.PASSES if p.__name__ in _PLANNED]
                 gm, records = passes.run(self.lowered, spec, late)
-                self._planned[found] = Planned(self, passes.partition(gm), records)
-            self._choices[samples] = self._planned[found]
-        return self._choices[samples]
+                self._planned[found, product] = Planned(self, passes.partition(gm), records)
+            self._choices[key] = self._planned[found, product]
+        return self._choices[key]
 
-    def plan(self, samples: int) -> Plan:
+    def plan(self, samples: int, product: Product = "gramian") -> Plan:
         """How each contribution is contracted at this number of samples.
 
         Raises: InvalidArgument if nothing fits the memory budget.
@@ -133,6 +137,9 @@ class Program:
             limit is not None,
         )
         try:
+            if product == "diagonal":  # K Gramians of one sample each
+                budget = replace(budget, bytes=budget.bytes / samples)
+                return plan(self.contributions, 1, budget)
             return plan(self.contributions, samples, budget)
         except OverBudget as error:
             raise InvalidArgument(

@@ -16,7 +16,7 @@ from fxgram.errors import InvalidArgument, InvalidBatch, InvalidLosses
 from fxgram.explain import Explanation, PassTable
 from fxgram.guards import Guard
 from fxgram.models import unwrapped
-from fxgram.program import Options, Program
+from fxgram.program import Options, Product, Program
 from fxgram.returned import Aux, Objective
 
 _KEPT = 8  # programs for one kind of batch
@@ -154,13 +154,27 @@ class GramianStep:
 
         Raises: FxgramError, see `fxgram.errors`.
         """
+        return self._run("gramian", args, kwargs)
+
+    def diagonal(self, *args: Any, **kwargs: Any) -> tuple:
+        """Run the step for the diagonal alone: losses `[K]` and squared gradient norms `[K]`.
+
+        Costs less than the Gramian: no products between samples. `losses.backward(weights)` as
+        after a step, e.g. with the factors that clip each gradient. Losses `[K, T]` give norms
+        `[K*T]` in the order of `losses.flatten()`.
+
+        Raises: FxgramError, see `fxgram.errors`.
+        """
+        return self._run("diagonal", args, kwargs)
+
+    def _run(self, product: Product, args: tuple, kwargs: dict[str, Any]) -> tuple:
         batch = flatten(args, kwargs, self._batch_dim)
         self._refuse(batch)
         if batch.size == 0:
-            return self._empty(batch)
+            return self._empty(batch, product)
         with autocast(batch.autocast, enabled=False):
             program = self._program(batch)
-            found = program.planned(batch.size)(batch.tensors)
+            found = program.planned(batch.size, product)(batch.tensors)
         return self._results(*found, program.captured.aux)
 
     def prepare(self, *args: Any, **kwargs: Any) -> "GramianStep":
@@ -252,14 +266,14 @@ class GramianStep:
         program.last_samples = batch.size
         return program
 
-    def _empty(self, batch: Batch) -> tuple:
+    def _empty(self, batch: Batch, product: Product) -> tuple:
         """No samples: there is nothing to share, so the eager model itself runs."""
         returned = self._objective(batch, batch.tensors)
         losses = returned.losses
         if not isinstance(losses, Tensor) or losses.numel() or not losses.is_floating_point():
             raise InvalidLosses("An empty batch needs empty losses, of shape [0] or [0, T].")
         dtype = torch.promote_types(losses.dtype, torch.float32)
-        gramian = losses.detach().new_zeros(0, 0, dtype=dtype)
+        gramian = losses.detach().new_zeros([0] * (2 if product == "gramian" else 1), dtype=dtype)
         return self._results(losses, gramian, returned.values, returned.aux)
 
     @staticmethod

@@ -2,26 +2,21 @@
 
 import math
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
 import torch
 from torch import fx
 
+from passes import kernels
 from passes.annotations import SampleAxis, facts
 from passes.dead import drop_dead_nodes
 from passes.differentiate import WEIGHTS
 from passes.driver import copy_graph
 from passes.emit import emit_jacobian
 from passes.factors import Choice, Contribution, Factors
-from passes.kernels import (
-    cross_gramian,
-    gramian_in_slices,
-    gramian_of_jacobian,
-    gramian_of_pairs,
-    weighted_gradient,
-)
 from passes.operands import Emitter
 from passes.spec import Spec
 
@@ -30,48 +25,171 @@ _SMALL = 2**12  # columns of per-sample gradients that are not worth a product o
 _RESULTS = ("losses", "aux", "mutated", "cotangents", "gradients")
 
 
+@dataclass(frozen=True)
+class Product:
+    """The kernels that add one contribution to a product of the per-loss gradients."""
+
+    of_jacobian: Callable
+    in_slices: Callable
+    of_pairs: Callable
+    of_unlike: Callable
+    dims: int  # of the result: a matrix of rows and columns, or one number for each row
+
+
+PRODUCTS = {
+    "gramian": Product(
+        kernels.gramian_of_jacobian, kernels.gramian_in_slices, kernels.gramian_of_pairs,
+        kernels.cross_gramian, 2,
+    ),
+    "diagonal": Product(
+        kernels.norms_of_jacobian, kernels.norms_in_slices, kernels.norms_of_pairs,
+        kernels.cross_norms, 1,
+    ),
+}  # fmt: skip
+
+
 def contract(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     """Contract every contribution over the parameter's dims and sum.
 
     before   facts["contributions"]
-    becomes  output["gramian"]: `G = (S + Sᵀ) / 2`, `S = sum_u J_u J_uᵀ`, symmetric to the bit
+    becomes  output["gramian"]: `G = (S + Sᵀ) / 2`, `S = sum_u J_u J_uᵀ`, symmetric to the bit; or
+             its diagonal, the squared norms of the per-loss gradients
+
+    Weighted gradients come from the per-sample gradients that a choice keeps.
     """
     axis = facts(gm)["losses_axis"]
     gm, contributions = _copy(gm)
-    emitter = Emitter(gm)
-    results = dict(emitter.output.args[0])
-    losses = results["losses"].meta["val"]
-    dtype = torch.promote_types(losses.dtype, torch.float32)
-    square = losses.new_empty(losses.numel(), losses.numel(), dtype=dtype)
-    total = None
-    kept: dict[str, list[fx.Node]] = {}
+    contraction = _Contraction(Emitter(gm), PRODUCTS[spec.product])
+    emitter, results = contraction.emitter, contraction.results
     at = {node: i for i, node in enumerate(gm.graph.nodes)}
-    small: list[fx.Node] = []  # per-sample gradients that are squared together
-    biases = Counter(
-        c.factors.operands[0]
-        for c, choice in zip(contributions, spec.choices)
-        if choice.contraction == "bias"
+    pairs = list(zip(contributions, spec.choices, strict=True))
+    contraction.biases = Counter(
+        c.factors.operands[0] for c, choice in pairs if choice.contraction == "bias"
     )
-    for contribution, choice in sorted(
-        zip(contributions, spec.choices, strict=True), key=lambda pair: _ready(pair[0], at)
-    ):
-        total = _add(emitter, total, contribution, choice, dtype, square, kept, biases, small)
-        if total is not None:
-            total.meta["total"] = True  # for `schedule`: not to be put off
-    if small:
-        rows = emitter.call(aten.cat.default, small, 1) if len(small) > 1 else small[0]
-        total = emitter.call(gramian_of_jacobian, total, rows, dtype, val=square)
-    assert total is not None
-    total = _in_order_of_losses(emitter, total, losses, axis, square)
-    mirrored = emitter.call(aten.t.default, total, val=square)
-    doubled = emitter.call(aten.add.Tensor, total, mirrored, val=square)
-    gramian = emitter.call(aten.mul.Tensor, doubled, 0.5, val=square)
-    gradients = _from_kept(emitter, results["gradients"], kept, losses, axis, spec)
+    for contribution, choice in sorted(pairs, key=lambda pair: _ready(pair[0], at)):
+        contraction.add(contribution, choice)
+    total = contraction.finish()
+    total = _in_order_of_losses(contraction, total, axis)
+    if contraction.product.dims == 2:
+        mirrored = contraction.call(aten.t.default, total)
+        total = contraction.call(aten.add.Tensor, total, mirrored)
+        total = contraction.call(aten.mul.Tensor, total, 0.5)
+    losses = results["losses"].meta["val"]
+    gradients = _from_kept(emitter, results["gradients"], contraction.kept, losses, axis, spec)
     results = {**results, "gradients": gradients}
-    emitter.output.args = ({**{key: results[key] for key in _RESULTS}, "gramian": gramian},)
+    emitter.output.args = ({**{key: results[key] for key in _RESULTS}, "gramian": total},)
     drop_dead_nodes(gm.graph)
     gm.recompile()
     return gm
+
+
+class _Contraction:
+    """The sum so far, and what was kept on the way."""
+
+    def __init__(self, emitter: Emitter, product: Product):
+        self.emitter, self.product = emitter, product
+        self.results = dict(emitter.output.args[0])
+        losses = self.results["losses"].meta["val"]
+        self.losses = losses
+        self.dtype = torch.promote_types(losses.dtype, torch.float32)
+        self.result = losses.new_empty([losses.numel()] * product.dims, dtype=self.dtype)
+        self.total: fx.Node | None = None
+        self.kept: dict[str, list[fx.Node]] = {}  # per-sample gradients of each parameter
+        self.small: list[fx.Node] = []  # per-sample gradients that are squared together
+        self.biases: Counter[fx.Node] = Counter()  # by the cotangent of their output
+
+    def call(self, target: Any, *args: Any) -> fx.Node:
+        """Emit a node of the shape of the result."""
+        return self.emitter.call(target, *args, val=self.result)
+
+    def accumulate(self, target: Any, *args: Any) -> None:
+        """Let `target(total, ...)` be the sum; `schedule` does not put it off."""
+        self.total = self.call(target, self.total, *args)
+        self.total.meta["total"] = True
+
+    def add(self, contribution: Contribution, choice: Choice) -> None:
+        """Add one contribution as its choice says."""
+        if choice.contraction == "bias":
+            return
+        factors, dtype = contribution.factors, self.dtype
+        if contribution.summands and choice.contraction == "pairs":
+            self.add_unlike(contribution.summands, choice.parts)
+        elif factors is None:
+            self.add_jacobians(contribution, choice, contribution.jacobians)
+        elif choice.contraction == "pairs":
+            self.add_pairs(factors, choice)
+        elif choice.parts > 1:
+            slices = (factors.equation, dtype, choice.parts, *factors.operands)
+            self.accumulate(self.product.in_slices, *slices)
+        else:
+            jacobian = emit_jacobian(self.emitter, factors, choice.kernel)
+            self.add_jacobians(contribution, choice, (jacobian,))
+
+    def add_jacobians(
+        self, contribution: Contribution, choice: Choice, jacobians: tuple[fx.Node, ...]
+    ) -> None:
+        """Square per-sample gradients, small ones together; keep them if the choice says so."""
+        for jacobian in jacobians:
+            value = jacobian.meta["val"]
+            columns = math.prod(value.shape[1:])
+            if choice.keep and 0 < columns <= _SMALL and not value.is_complex():
+                reshape = aten.reshape.default
+                self.small.append(self.emitter.call(reshape, jacobian, [-1, columns]))
+            else:
+                self.accumulate(self.product.of_jacobian, jacobian, self.dtype)
+        if choice.keep:
+            names = [use.parameter for use in contribution.uses]
+            names = names if len(jacobians) > 1 else names[:1]
+            for name, jacobian in zip(names, jacobians, strict=True):
+                self.kept.setdefault(name, []).append(jacobian)
+
+    def add_pairs(self, factors: Factors, choice: Choice) -> None:
+        """`(A Aᵀ) ∘ (B Bᵀ)`, and the biases that are added to the same output."""
+        biases = self.biases.pop(factors.operands[0], 0)
+        if factors.equation == "ko,ki->oi" and choice.parts == 1:
+            self.add_outer_products(factors.operands, biases)
+        else:
+            pairs = (factors.equation, factors.one_hot, self.dtype, choice.parts, biases)
+            self.accumulate(self.product.of_pairs, *pairs, *factors.operands)
+
+    def add_outer_products(self, operands: tuple[fx.Node, ...], biases: int) -> None:
+        """The same as operators, so that equal halves of several uses are merged."""
+        b, a = (self._squared(node) for node in operands)
+        if biases:
+            a = self.call(aten.add.Scalar, a, biases)
+        if self.total is None:
+            self.total = self.call(aten.mul.Tensor, a, b)
+            self.total.meta["total"] = True
+        else:
+            self.accumulate(aten.addcmul.default, a, b)
+
+    def _squared(self, node: fx.Node) -> fx.Node:
+        """`A Aᵀ` of rows `A [k, i]`, or its diagonal."""
+        if node.meta["val"].dtype != self.dtype:
+            node = self.emitter.call(aten.to.dtype, node, self.dtype)
+        if self.product.dims == 2:
+            return self.call(aten.mm.default, node, self.emitter.call(aten.t.default, node))
+        square = self.emitter.call(aten.mul.Tensor, node, node)
+        return self.call(aten.sum.dim_IntList, square, [1])
+
+    def add_unlike(self, summands: tuple[Factors, ...], parts: int) -> None:
+        """Pairs of every use with itself, and of every two uses of one parameter."""
+        for u in summands:
+            pairs = (u.equation, u.one_hot, self.dtype, parts, 0, *u.operands)
+            self.accumulate(self.product.of_pairs, *pairs)
+        for u, v in combinations(summands, 2):
+            both = ((u.equation, v.equation), (u.one_hot, v.one_hot), *u.operands, *v.operands)
+            self.accumulate(self.product.of_unlike, self.dtype, *both)
+
+    def finish(self) -> fx.Node:
+        """The sum of all that was added."""
+        if self.small:
+            rows = self.small[0]
+            if len(self.small) > 1:
+                rows = self.emitter.call(aten.cat.default, self.small, 1)
+            self.accumulate(self.product.of_jacobian, rows, self.dtype)
+        assert self.total is not None and not self.biases
+        return self.total
 
 
 def _ready(contribution: Contribution, at: dict[fx.Node, int]) -> int:
@@ -89,21 +207,21 @@ def _ready(contribution: Contribution, at: dict[fx.Node, int]) -> int:
     return ready
 
 
-def _in_order_of_losses(
-    emitter: Emitter, total: fx.Node, losses: torch.Tensor, axis: SampleAxis, square: torch.Tensor
-) -> fx.Node:
+def _in_order_of_losses(contraction: _Contraction, total: fx.Node, axis: SampleAxis) -> fx.Node:
     """Rows come sample by sample; let them follow `losses.flatten()`: `[T, K]` transposes both."""
     if not axis.dim:
         return total
+    losses, dims = contraction.losses, contraction.product.dims
     others = [n for d, n in enumerate(losses.shape) if d != axis.dim]
     shape, count = [-1, *others], losses.ndim
     order = [*range(1, axis.dim + 1), 0, *range(axis.dim + 1, count)]
-    rows = emitter.call(aten.unflatten.int, total, 1, shape, val=square)
-    unfolded = emitter.call(aten.unflatten.int, rows, 0, shape, val=square)
-    both = [*order, *(count + d for d in order)]
-    moved = emitter.call(aten.permute.default, unfolded, both, val=square)
-    flat = emitter.call(aten.flatten.using_ints, moved, count, -1, val=square)
-    return emitter.call(aten.flatten.using_ints, flat, 0, count - 1, val=square)
+    for dim in reversed(range(dims)):
+        total = contraction.call(aten.unflatten.int, total, dim, shape)
+    both = [half * count + d for half in range(dims) for d in order]
+    total = contraction.call(aten.permute.default, total, both)
+    for dim in range(dims):
+        total = contraction.call(aten.flatten.using_ints, total, dim, dim + count - 1)
+    return total
 
 
 def _copy(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[Contribution]]:
@@ -125,92 +243,6 @@ def _copy(gm: fx.GraphModule) -> tuple[fx.GraphModule, list[Contribution]]:
         for c in facts(gm)["contributions"]
     ]
     return fx.GraphModule(gm, graph), contributions
-
-
-def _add(
-    emitter: Emitter,
-    total: fx.Node | None,
-    contribution: Contribution,
-    choice: Choice,
-    dtype: torch.dtype,
-    square: torch.Tensor,
-    kept: dict[str, list[fx.Node]],
-    biases: Counter[fx.Node],
-    small: list[fx.Node],
-) -> fx.Node | None:
-    """Add one contribution to the Gramian, as its choice says; note what is kept of it."""
-    jacobians, factors = contribution.jacobians, contribution.factors
-    if choice.contraction == "bias":
-        return total
-    if factors is not None:
-        equation, one_hot, operands = factors.equation, factors.one_hot, factors.operands
-        if choice.contraction == "pairs":
-            count = biases.pop(operands[0], 0)
-            if equation == "ko,ki->oi" and choice.parts == 1:
-                return _of_outer_products(emitter, total, operands, dtype, count, square)
-            pairs = (total, equation, one_hot, dtype, choice.parts, count, *operands)
-            return emitter.call(gramian_of_pairs, *pairs, val=square)
-        if choice.parts > 1:
-            slices = (total, equation, dtype, choice.parts, *operands)
-            return emitter.call(gramian_in_slices, *slices, val=square)
-        jacobians = (emit_jacobian(emitter, factors, choice.kernel),)
-    if choice.contraction == "pairs":
-        return _of_unlike_uses(emitter, total, contribution.summands, dtype, choice, square)
-    for jacobian in jacobians:
-        columns = math.prod(jacobian.meta["val"].shape[1:])
-        if choice.keep and columns <= _SMALL and not jacobian.meta["val"].is_complex():
-            row = emitter.call(aten.reshape.default, jacobian, [-1, columns] if columns else [0, 0])
-            small.append(row)
-        else:
-            total = emitter.call(gramian_of_jacobian, total, jacobian, dtype, val=square)
-    if choice.keep:
-        names = [use.parameter for use in contribution.uses]
-        for name, jacobian in zip(dict.fromkeys(names) if len(jacobians) == 1 else names, jacobians):
-            kept.setdefault(name, []).append(jacobian)
-    return total
-
-
-def _of_unlike_uses(
-    emitter: Emitter,
-    total: fx.Node | None,
-    summands: tuple[Factors, ...],
-    dtype: torch.dtype,
-    choice: Choice,
-    square: torch.Tensor,
-) -> fx.Node | None:
-    """Pairs of every use with itself, and of every two uses of one parameter."""
-    for u in summands:
-        pairs = (total, u.equation, u.one_hot, dtype, choice.parts, 0, *u.operands)
-        total = emitter.call(gramian_of_pairs, *pairs, val=square)
-        total.meta["total"] = True
-    for u, v in combinations(summands, 2):
-        both = ((u.equation, v.equation), (u.one_hot, v.one_hot), *u.operands, *v.operands)
-        total = emitter.call(cross_gramian, total, dtype, *both, val=square)
-        total.meta["total"] = True
-    return total
-
-
-def _of_outer_products(
-    emitter: Emitter,
-    total: fx.Node | None,
-    operands: tuple[fx.Node, ...],
-    dtype: torch.dtype,
-    biases: int,
-    square: torch.Tensor,
-) -> fx.Node:
-    """`(A Aᵀ + biases) ∘ (B Bᵀ)` as operators, so that equal halves of several uses are merged."""
-    halves = []
-    for node in operands:
-        if node.meta["val"].dtype != dtype:
-            node = emitter.call(aten.to.dtype, node, dtype)
-        rows = emitter.call(aten.t.default, node)
-        halves.append(emitter.call(aten.mm.default, node, rows, val=square))
-    b, a = halves
-    if biases:
-        a = emitter.call(aten.add.Scalar, a, biases, val=square)
-    if total is None:
-        return emitter.call(aten.mul.Tensor, a, b, val=square)
-    return emitter.call(aten.addcmul.default, total, a, b, val=square)
 
 
 def _from_kept(
@@ -235,5 +267,5 @@ def _from_kept(
         if jacobians:
             value = gradients[placeholder].meta["val"]
             arguments = (rows, list(value.shape), value.dtype, *jacobians)
-            found[placeholder] = emitter.call(weighted_gradient, *arguments, val=value)
+            found[placeholder] = emitter.call(kernels.weighted_gradient, *arguments, val=value)
     return found

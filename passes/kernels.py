@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -122,16 +122,21 @@ def gramian_in_slices(
     total: Tensor | None, equation: str, dtype: torch.dtype, count: int, *factors: Tensor
 ) -> Tensor:
     """The Gramian from per-sample gradients of which one of `count` slices exists at a time."""
+    for parts in _slices(equation, count, factors):
+        total = gramian_of_jacobian(total, per_sample_gradients(equation, None, *parts), dtype)
+    assert total is not None
+    return total
+
+
+def _slices(equation: str, count: int, factors: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    """Factors of one slice of the parameter after the other, along its longest dim."""
     terms, result = equation.split("->")[0].split(","), equation.split("->")[1]
     label = max(result, key=lambda x: _size(x, terms, factors))
     slices = [
         factor.tensor_split(count, term.index(label)) if label in term else [factor] * count
         for term, factor in zip(terms, factors)
     ]
-    for parts in zip(*slices):
-        total = gramian_of_jacobian(total, per_sample_gradients(equation, None, *parts), dtype)
-    assert total is not None
-    return total
+    return zip(*slices)
 
 
 def _size(label: str, terms: list[str], factors: Sequence[Tensor]) -> int:
@@ -193,36 +198,54 @@ def cross_gramian(
 ) -> Tensor:
     """Add `J_u J_vᵀ` twice for unlike uses u, v of one parameter: the symmetric part counts.
 
-    Embedding and output projection, `"kso,ksi->oi"` with one-hot `ids` and `"kso,ksi->oi"` of
-    (B, A): `sum_st B[l,t,ids[k,s]] (C[k,s,:] · A[l,t,:])`, a gather in place of the one-hot.
+    Embedding and output projection, `"kso,ksi->oi"` of one-hot `ids` and C, and of (B, A):
+    `sum_st B[l,t,ids[k,s]] (C[k,s,:] · A[l,t,:])`, a gather in place of the one-hot.
     """
+    return total.add_(_cross(dtype, equations, one_hots, "lt", factors), alpha=2)
+
+
+def _cross(
+    dtype: torch.dtype,
+    equations: tuple[str, str],
+    one_hots: tuple[int | None, int | None],
+    rows: str,
+    factors: Sequence[Tensor],
+) -> Tensor:
+    """Products of two uses; `rows` are the labels of samples and positions of the second."""
     inputs = [equation.split("->")[0].split(",") for equation in equations]
-    u, v = factors[: len(inputs[0])], factors[len(inputs[0]) :]
-    mirror = str.maketrans("ks", "lt")
-    terms = [*inputs[0], *(term.translate(mirror) for term in inputs[1])]
-    operands = [f.to(dtype) if f.is_floating_point() else f for f in (*u, *v)]
-    for at, one_hot in ((0, one_hots[0]), (len(u), one_hots[1])):
-        if one_hot is not None:
+    terms = [*inputs[0], *(term.translate(str.maketrans("ks", rows)) for term in inputs[1])]
+    operands: list[Any] = [f.to(dtype) if f.is_floating_point() else f for f in factors]
+    for at, one_hot in ((0, one_hots[0]), (len(inputs[0]), one_hots[1])):
+        if one_hot is not None and terms[at]:
             _gather(terms, operands, at)
-    terms = [term for term in terms if term]
+    used = ",".join(term for term in terms if term)
     operands = [f.to(dtype) for f in operands if f is not None]
-    return total.add_(torch.einsum(f"{','.join(terms)}->kl", *operands), alpha=2)
+    return torch.einsum(f"{used}->{'kl' if rows == 'lt' else 'k'}", *operands)
 
 
 def _gather(terms: list[str], operands: list[Any], at: int) -> None:
-    """Replace one-hot rows `ksv` and another factor `ltv` by `ltv[..., ids]`, labels `ltks`."""
-    label, ids = terms[at][-1], operands[at]
+    """Replace one-hot rows `ksv` and another factor `ltv` by its entries at the ids, `ltks`."""
+    label, rows, ids = terms[at][-1], terms[at][:-1], operands[at]
     other = next(i for i, t in enumerate(terms) if i != at and label in t)
-    where = terms[other].index(label)
     rest = terms[other].replace(label, "")
-    if operands[other].is_floating_point():
-        found = operands[other].movedim(where, -1)[..., ids.reshape(-1)]
-        operands[other] = found.unflatten(-1, ids.shape)
-        terms[other] = rest + terms[at][:-1]
-    else:  # both are one-hot
-        operands[other] = operands[other][..., None, None] == ids
-        terms[other] = rest + terms[at][:-1]
-    terms[at], operands[at] = "", None
+    found = operands[other]
+    if not found.is_floating_point():  # one-hot as well: ones where the ids are equal
+        labels = rest + "".join(c for c in rows if c not in rest)
+        found = _aligned(found, rest, labels) == _aligned(ids, rows, labels)
+    elif rest[0] == rows[0]:  # of the same samples
+        found = found.movedim(terms[other].index(label), 2)
+        ids = ids[:, None, :].expand(-1, found.shape[1], -1)
+        found, labels = found.gather(2, ids), rest + rows[1]
+    else:
+        found = found.movedim(terms[other].index(label), -1)[..., ids.reshape(-1)]
+        found, labels = found.unflatten(-1, ids.shape), rest + rows
+    operands[other], terms[other] = found, labels
+    operands[at], terms[at] = None, ""
+
+
+def _aligned(value: Tensor, labels: str, wanted: str) -> Tensor:
+    """Dims of size 1 where a label is missing; both in the same order."""
+    return value[tuple(slice(None) if c in labels else None for c in wanted)]
 
 
 def _pair_rows(term: str, factor: Tensor, shared: list[str], positions: int) -> Tensor:
@@ -235,3 +258,78 @@ def _pair_rows(term: str, factor: Tensor, shared: list[str], positions: int) -> 
     sizes = dict(zip(order, moved.shape))
     lead = [sizes.get(label, 1) for label in shared]
     return moved.reshape(*lead, sizes["k"] * sizes["s"], math.prod(sizes[c] for c in own))
+
+
+def norms_of_jacobian(total: Tensor | None, jacobian: Tensor, dtype: torch.dtype) -> Tensor:
+    """Add the squared norms `[k]` of `J [k, ...]` to a total."""
+    rows = jacobian.reshape(jacobian.shape[0], math.prod(jacobian.shape[1:]))
+    if rows.is_complex():
+        rows = torch.view_as_real(rows.resolve_conj()).flatten(1)
+    norms = torch.linalg.vector_norm(rows, dim=1, dtype=dtype)
+    return norms.square() if total is None else total.addcmul_(norms, norms)
+
+
+def norms_in_slices(
+    total: Tensor | None, equation: str, dtype: torch.dtype, count: int, *factors: Tensor
+) -> Tensor:
+    """The same from per-sample gradients of which one of `count` slices exists at a time."""
+    for parts in _slices(equation, count, factors):
+        total = norms_of_jacobian(total, per_sample_gradients(equation, None, *parts), dtype)
+    assert total is not None
+    return total
+
+
+def norms_of_pairs(
+    total: Tensor | None,
+    equation: str,
+    one_hot: int | None,
+    dtype: torch.dtype,
+    blocks: int,
+    biases: int,
+    *factors: Tensor,
+) -> Tensor:
+    """Add the squared norms of `J_u`, without `J_u`, for `blocks` of samples after each other.
+
+    `"kso,ksi->oi"`: `sum_st (sum_o B[k,s,o] B[k,t,o]) (sum_i A[k,s,i] A[k,t,i])`.
+    """
+    inputs, result = equation.split("->")
+    terms = inputs.split(",")
+    shared = [label for label in result if sum(label in term for term in terms) > 1]
+    positions = max((f.shape[t.index("s")] for t, f in zip(terms, factors) if "s" in t), default=1)
+    found = []
+    for parts in zip(*(factor.tensor_split(blocks) for factor in factors)):
+        product = None
+        for at, (term, factor) in enumerate(zip(terms, parts)):
+            if at == 0 and one_hot is not None:
+                product = (factor[:, :, None] == factor[:, None]).to(dtype)
+                continue
+            rows = _sample_rows(term, factor.to(dtype), shared, positions)
+            pair = rows @ rows.mT
+            pair = pair + biases if biases and at else pair
+            product = pair if product is None else product.mul_(pair)
+        found.append(product.flatten(1).sum(1))
+    norms = torch.cat(found) if len(found) > 1 else found[0]
+    return norms if total is None else total + norms
+
+
+def cross_norms(
+    total: Tensor,
+    dtype: torch.dtype,
+    equations: tuple[str, str],
+    one_hots: tuple[int | None, int | None],
+    *factors: Tensor,
+) -> Tensor:
+    """Add twice the inner products of each sample's gradients of unlike uses."""
+    return total.add_(_cross(dtype, equations, one_hots, "kt", factors), alpha=2)
+
+
+def _sample_rows(term: str, factor: Tensor, shared: list[str], positions: int) -> Tensor:
+    """`[k, *shared, s, own]` of one factor, ones where it lacks a shared label."""
+    if "s" not in term:
+        factor, term = factor.unsqueeze(-1).expand(*factor.shape, positions), term + "s"
+    own = [label for label in term if label not in "ks" and label not in shared]
+    order = ["k", *(label for label in shared if label in term), "s", *own]
+    moved = factor.permute([term.index(label) for label in order])
+    sizes = dict(zip(order, moved.shape))
+    lead = [sizes.get(label, 1) for label in shared]
+    return moved.reshape(sizes["k"], *lead, sizes["s"], math.prod(sizes[c] for c in own))

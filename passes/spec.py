@@ -28,6 +28,7 @@ class Spec:
     )  # symbol of the batch size K; None: one sample, the whole of every value
     rules: Callable[[Any, str], Callable | None]  # (op overload, schema argument) -> rule
     choices: tuple[Any, ...] = ()  # a `Choice` for each contribution
+    product: Literal["gramian", "diagonal"] = "gramian"  # of the per-loss gradients
     recompute: bool = False  # whether cotangents are freed, for a second backward
     calls: tuple[Callable, ...] = ()  # what the marker operators stand for, by their keys
     # one cotangent for each loss: losses share samples, or a sample axis can't be followed
