@@ -113,16 +113,20 @@ class Program:
         """The modules for this number of samples; batch sizes with equal plans share them."""
         key = samples, product
         if key not in self._choices:
-            found = self.plan(samples, product)
-            if (found, product) not in self._planned:
-                spec = replace(
-                    self.spec, choices=found.choices, recompute=found.recompute, product=product
-                )
-                late = [p for p in passes.PASSES if p.__name__ in _PLANNED]
-                gm, records = passes.run(self.lowered, spec, late)
-                self._planned[found, product] = Planned(self, passes.partition(gm), records)
-            self._choices[key] = self._planned[found, product]
+            self._choices[key] = self.built(self.plan(samples, product), product)
         return self._choices[key]
+
+    def built(self, plan: Plan, product: Product = "gramian") -> "Planned":
+        """The modules of one plan."""
+        key = plan, product
+        if key not in self._planned:
+            spec = replace(
+                self.spec, choices=plan.choices, recompute=plan.recompute, product=product
+            )
+            late = [p for p in passes.PASSES if p.__name__ in _PLANNED]
+            gm, records = passes.run(self.lowered, spec, late)
+            self._planned[key] = Planned(self, passes.partition(gm), records)
+        return self._planned[key]
 
     def plan(self, samples: int, product: Product = "gramian") -> Plan:
         """How each contribution is contracted at this number of samples.

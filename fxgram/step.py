@@ -54,6 +54,10 @@ def compile(
             container of tensors, which come detached, and of plain values, read when compiling.
         cross_terms: False, every use of a parameter counts as a parameter of its own in the
             Gramian (the gradients are the true ones either way); True, exactly `J Jᵀ`.
+        memory_budget: bytes, or a text such as "2GiB", that the Gramian may take beyond the
+            ordinary forward and backward; None: half of what those take, and 64 MiB at least.
+        retain: "cotangents" keeps them, or per-sample gradients, so that no second backward is
+            needed; "recompute" keeps what autograd would and runs one; "auto" does what fits.
         check: compare the first batch of every compiled program with the eager model, and test
             that samples are independent; costs one eager step and one more backward.
         example: a batch (tuple of arguments) to compile for now, not at the first call.
@@ -70,7 +74,8 @@ def compile(
     The other options are reserved and raise NotImplementedError.
 
     Raises:
-        InvalidArgument: for a model, objective or option of the wrong kind.
+        InvalidArgument: for a model, objective or option of the wrong kind. The step raises it for
+            a memory budget that a batch can't keep to, naming the least possible one.
         NotImplementedError: for an option that is not implemented, naming it.
     """
     reserved = {

@@ -5,6 +5,7 @@ from torch import fx
 
 from passes.dead import drop_dead_nodes
 from passes.differentiate import SEEDS, WEIGHTS
+from passes.kernels import weighted_gradient
 from passes.spec import Spec
 
 aten = torch.ops.aten
@@ -32,7 +33,11 @@ def recompute(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     for node in gm.graph.nodes:
         if node in weighted and all(a in scale for a in node.all_input_nodes if not _is_size(a)):
             scale.add(node)
-    wanted = [g for g in results["gradients"].values() if isinstance(g, fx.Node)]
+    wanted = [
+        g
+        for g in results["gradients"].values()
+        if isinstance(g, fx.Node) and g.target is not weighted_gradient  # of what is kept anyway
+    ]
     copies: dict[fx.Node, fx.Node] = {seeds: weights}
     with gm.graph.inserting_before(output):
         for node in _needed(gm.graph, wanted):
