@@ -1,6 +1,7 @@
 """What a program was specialised on besides its batch, checked on every call."""
 
 from collections.abc import Callable
+from itertools import repeat
 from operator import is_
 from typing import Any
 
@@ -9,8 +10,9 @@ from torch import nn
 
 from fxgram.snapshot import attributes, class_names, is_plain, objective_names, read_values
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _MISSING = object()
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_TABLES = ("_modules", "_parameters", "_buffers", *_HOOKS)
 
 
 def _mentioned(modules: tuple[nn.Module, ...], objective: Callable | None) -> frozenset[str] | None:
@@ -51,21 +53,41 @@ class Guard:
         for module in self._modules:
             fields = vars(module)
             names = attributes(module, self._names)
-            self._fields.append((fields, len(fields), [(n, fields[n]) for n in names]))
+            self._fields.append((fields, len(fields), tuple(names), [fields[n] for n in names]))
             self._deep += [fields[n] for n in names if not is_plain(fields[n])]
-        tables = [vars(m)[name] for m in self._modules for name in ("_modules", *_HOOKS)]
+        tables = [vars(m)[name] for m in self._modules for name in _TABLES]
         self._tables = [(table, tuple(table.values())) for table in tables]
         self._inside = self._look_inside()
-        self._tensors = self._metas()
+        self._default = torch.get_default_dtype()
+        self._tensors = [
+            (tensor, tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad)
+            for module in self._modules
+            for tensor in (*module._parameters.values(), *module._buffers.values())
+            if tensor is not None
+        ]
 
     def _unchanged(self) -> bool:
-        for fields, count, values in self._fields:
-            if len(fields) != count or any(fields.get(n, _MISSING) is not v for n, v in values):
+        for fields, count, names, values in self._fields:
+            if len(fields) != count or not all(
+                map(is_, map(fields.get, names, repeat(_MISSING)), values)
+            ):
                 return False
         for table, values in self._tables:
             if len(table) != len(values) or not all(map(is_, table.values(), values)):
                 return False
-        return self._metas() == self._tensors and self._look_inside() == self._inside
+        return self._same_tensors() and self._look_inside() == self._inside
+
+    def _same_tensors(self) -> bool:
+        """Whether parameters and buffers are of the same kind as before."""
+        for tensor, shape, dtype, device, grad in self._tensors:
+            if (
+                tensor.dtype is not dtype
+                or tensor.requires_grad is not grad
+                or tensor.shape != shape
+                or tensor.device != device
+            ):
+                return False
+        return torch.get_default_dtype() is self._default
 
     def _look_inside(self) -> list[Any]:
         seen = set(map(id, self._modules))

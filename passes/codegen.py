@@ -8,6 +8,12 @@ from torch import fx
 from torch.fx.graph import CodeGen, PythonCode
 
 _CALL = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)\.(\w+)\(")
+# Overloads that functions of torch take in the same way, with less work on the arguments.
+_SAME = {
+    "add.Tensor", "addcmul.default", "addmm.default", "bmm.default", "cat.default", "mm.default",
+    "mul.Tensor", "permute.default", "relu.default", "reshape.default", "sub.Tensor",
+    "sum.dim_IntList", "t.default", "tanh.default", "transpose.int", "unsqueeze.default",
+}  # fmt: skip
 
 
 class DirectCalls(CodeGen):
@@ -24,7 +30,8 @@ class DirectCalls(CodeGen):
             namespace, packet, overload = found.groups()
             name = "_".join(found.groups())
             op = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
-            code.globals[name] = op._op
+            same = namespace == "aten" and f"{packet}.{overload}" in _SAME
+            code.globals[name] = getattr(torch, packet) if same else op._op
             return f"{name}("
 
         code.src = _CALL.sub(bound, code.src)

@@ -71,6 +71,24 @@ def _weight_gradient(gradient: Tensor, x: Tensor, weight: Tensor, options: tuple
     return torch.ops.aten.convolution_backward(gradient, x, weight, None, *options, mask)[1]
 
 
+def normalized_product(gradient: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tensor:
+    """`gradient * (x - mean) * rstd`: what the weight of a norm sees of each element."""
+    return (x - mean).mul_(gradient).mul_(rstd)
+
+
+def channel_sums(gradient: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, groups: int) -> Tensor:
+    """The same of `[n, c, *space]` and statistics `[n, groups]`, summed over positions: `[n, c]`.
+
+    Two sums and their difference, as PyTorch's own kernels do.
+    """
+    n, c = x.shape[:2]
+    gradient, x = (t.reshape(n, c, math.prod(t.shape[2:])) for t in (gradient, x))
+    sums = (gradient * x).sum(2), gradient.sum(2)
+    product, plain = (t.reshape(n, groups, c // groups) for t in sums)
+    mean, rstd = mean.reshape(-1, groups, 1), rstd.reshape(-1, groups, 1)
+    return ((product - plain * mean) * rstd).reshape(n, c)
+
+
 def per_sample_gradients(equation: str, one_hot: int | None, *factors: Tensor) -> Tensor:
     """Contract the factors of a use: `"kso,ksi->oi"` gives `J_u [k, o, i]`.
 

@@ -4,6 +4,8 @@ The statistics are those of the forward: calls are written as PyTorch itself mak
 `clean` finds them equal.
 """
 
+import math
+import operator
 import string
 
 import torch
@@ -13,6 +15,7 @@ from fxgram.rules.pointwise import call_by_name
 from fxgram.rules.products import product_factors
 from fxgram.rules.registry import rule
 from passes import Factors, Operands
+from passes.kernels import channel_sums, normalized_product
 
 aten = torch.ops.aten
 
@@ -59,48 +62,37 @@ def normalized_weight(call: Operands) -> Factors:
     return product_factors(call, *_labels(call), cotangent=product)
 
 
+def _statistics(call: Operands, op, *arguments) -> tuple[fx.Node, fx.Node]:
+    """Mean and 1 / std of the forward: its own call, which `clean` finds equal."""
+    emit = call.emitter.call
+    node = emit(op, *arguments)
+    _, mean, rstd = node.meta["val"]
+    return emit(operator.getitem, node, 1, val=mean), emit(operator.getitem, node, 2, val=rstd)
+
+
 @rule(aten.layer_norm.default, "weight")
 def layer_norm_weight(call: Operands) -> Factors:
     """`y = (x - mean) / std * w + b`, the mean and std of the last dims."""
-
-    def local(gradient: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        shape, eps = call["normalized_shape"], call["eps"]
-        _, mean, rstd = torch.native_layer_norm(input, shape, weight, bias, eps)
-        return (input - mean) * gradient * rstd
-
-    product = _traced(call, local, "input", "weight", "bias")
+    x, gradient = call["input"], call.cotangent()
+    arguments = x, call["normalized_shape"], call["weight"], call["bias"], call["eps"]
+    statistics = _statistics(call, aten.native_layer_norm.default, *arguments)
+    value = gradient.meta["val"]
+    product = call.emitter.call(normalized_product, gradient, x, *statistics, val=value)
     return product_factors(call, *_labels(call), cotangent=product)
-
-
-def _of_channels(
-    gradient: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, groups: int
-) -> Tensor:
-    """`[n, c]`: sums over positions of `gradient * (x - mean) * rstd`, as PyTorch's kernels do."""
-    n, c = x.shape[:2]
-    gradient, x = gradient.reshape(n, c, -1), x.reshape(n, c, -1)
-    product, plain = (gradient * x).sum(2), gradient.sum(2)
-    product, plain = (t.reshape(n, groups, c // groups) for t in (product, plain))
-    return ((product - plain * mean[..., None]) * rstd[..., None]).reshape(n, c)
 
 
 @rule(aten.group_norm.default, "weight")
 def group_norm_weight(call: Operands) -> Factors:
     """`y = (x - mean) / std * w + b`, the mean and std of groups of channels."""
-    groups = call["num_groups"]
-
-    def local(gradient: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        n, c, *space = input.shape
-        size = 1
-        for length in space:
-            size *= length
-        _, mean, rstd = torch.native_group_norm(
-            input.contiguous(), weight, bias, n, c, size, groups, call["eps"]
-        )
-        return _of_channels(gradient, input, mean, rstd, groups)
-
-    return product_factors(
-        call, "c", "nc", cotangent=_traced(call, local, "input", "weight", "bias")
-    )
+    x, groups, emit = call["input"], call["num_groups"], call.emitter.call
+    value = x.meta["val"]
+    n, c, *space = value.shape
+    rows = n if isinstance(n, int) else emit(aten.sym_size.int, x, 0)
+    arguments = x, call["weight"], call["bias"], rows, c, math.prod(space), groups, call["eps"]
+    statistics = _statistics(call, aten.native_group_norm.default, *arguments)
+    fake = call.cotangent().meta["val"].new_empty(n, c)
+    product = emit(channel_sums, call.cotangent(), x, *statistics, groups, val=fake)
+    return product_factors(call, "c", "nc", cotangent=product)
 
 
 @rule(aten.batch_norm.default, "weight")
@@ -111,7 +103,7 @@ def batch_norm_weight(call: Operands) -> Factors:
 
     def local(gradient: Tensor, input: Tensor, running_mean: Tensor, running_var: Tensor) -> Tensor:
         rstd = (running_var + call["eps"]).rsqrt()
-        return _of_channels(gradient, input, running_mean[None, :], rstd[None, :], input.shape[1])
+        return channel_sums(gradient, input, running_mean[None, :], rstd[None, :], input.shape[1])
 
     names = "input", "running_mean", "running_var"
     return product_factors(call, "c", "nc", cotangent=_traced(call, local, *names))
