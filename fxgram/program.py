@@ -18,7 +18,12 @@ from fxgram.rules import find
 from passes import GradientPart, PassRecord, Spec
 
 Product = Literal["gramian", "diagonal"]
-_PLANNED = ("contract", "recompute", "clean", "schedule")  # passes that depend on the batch size, through the plan
+_PLANNED = (
+    "contract",
+    "recompute",
+    "clean",
+    "schedule",
+)  # passes that depend on the batch size, through the plan
 
 
 _FREE = 2**26  # bytes that nobody misses: PyTorch itself takes several times as many

@@ -188,7 +188,8 @@ class _Contraction:
             if len(self.small) > 1:
                 rows = self.emitter.call(aten.cat.default, self.small, 1)
             self.accumulate(self.product.of_jacobian, rows, self.dtype)
-        assert self.total is not None and not self.biases
+        assert self.total is not None
+        assert not self.biases
         return self.total
 
 

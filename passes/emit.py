@@ -47,7 +47,9 @@ def concatenate(emitter: Emitter, factors: list[Factors]) -> list[Factors]:
             emitter.call(aten.cat.default, list(parts), term.index("s"))
             for term, parts in zip(terms, zip(*(f.operands for f in several)))
         ]
-        merged.append(replace(several[0], operands=tuple(operands), kernels=_added(emitter, several)))
+        merged.append(
+            replace(several[0], operands=tuple(operands), kernels=_added(emitter, several))
+        )
     return merged
 
 

@@ -51,9 +51,7 @@ def convolution_by_calls(
     return found
 
 
-def convolution_by_groups(
-    gradient: Tensor, x: Tensor, weight: Tensor, options: tuple
-) -> Tensor:
+def convolution_by_groups(gradient: Tensor, x: Tensor, weight: Tensor, options: tuple) -> Tensor:
     """Per-sample gradients `[k, *weight]` of a convolution: all samples as groups of one call."""
     k = x.shape[0]
     if not k:

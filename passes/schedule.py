@@ -1,5 +1,6 @@
 """`schedule`: contract as soon as a cotangent exists, so that what it reads can be freed."""
 
+import operator
 from typing import Any
 
 from torch import fx
@@ -58,10 +59,9 @@ def merge_masks(graph: fx.Graph) -> None:
             graph.erase_node(node)
     seen: dict[Any, fx.Node] = {}
     for node in list(graph.nodes):
-        if node.op == "call_function" and node.target.__name__ == "getitem":
-            if seen.setdefault(node.args, node) is not node:
-                node.replace_all_uses_with(seen[node.args])
-                graph.erase_node(node)
+        if node.target is operator.getitem and seen.setdefault(node.args, node) is not node:
+            node.replace_all_uses_with(seen[node.args])
+            graph.erase_node(node)
     drop_dead_nodes(graph)
     for node in graph.nodes:
         if _has_mask(node) and node.target._opname != _KEEPS_ALL:

@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from live_bytes import LiveBytes
 from torch import nn
 
 import fxgram
-from tests.live_bytes import LiveBytes
 
 WIDTH, POSITIONS, SAMPLES = 32, 5, 4
 
