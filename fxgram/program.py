@@ -13,11 +13,17 @@ from fxgram import memory
 from fxgram.backward import attach
 from fxgram.captured import Captured
 from fxgram.errors import InvalidArgument, InvalidBatch
+from fxgram.footprint import footprint
 from fxgram.plan import Budget, OverBudget, Plan, plan
 from fxgram.rules import find
 from passes import GradientPart, PassRecord, Spec
 
-_PLANNED = ("contract", "recompute", "clean", "schedule")  # passes that depend on the batch size, through the plan
+_PLANNED = (
+    "contract",
+    "recompute",
+    "clean",
+    "schedule",
+)  # passes that depend on the batch size, through the plan
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,12 @@ class Program:
             self._choices[samples] = self._planned[found]
         return self._choices[samples]
 
+    def memory(self, tensors: tuple[torch.Tensor, ...], samples: int) -> memory.Memory:
+        """What a step on this batch allocates at once; nothing is run on it."""
+        planned = self.planned(samples)
+        found = footprint(planned.partition, planned.inputs(tensors), planned.without_grad())
+        return memory.Memory(*found, int(memory.ordinary(self.lowered, self.spec, samples)))
+
     def plan(self, samples: int) -> Plan:
         """How each contribution is contracted at this number of samples.
 
@@ -188,6 +200,15 @@ class Planned:
     def inputs(self, tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
         """The arguments of the modules for the tensors of a batch."""
         return [get() for get in self._fixed] + list(tensors)
+
+    def without_grad(self) -> set[str]:
+        """Placeholders of the parameters that have no `.grad` yet."""
+        return {
+            name
+            for part, parameters in zip(self.partition.parts, self._parameters)
+            for name, get in zip(part.parameters, parameters)
+            if get().grad is None
+        }
 
     def gradients(self, tensors: tuple[torch.Tensor, ...], weights: torch.Tensor) -> tuple:
         """Losses and `{parameter: weighted gradient}` without touching `.grad`; writes buffers."""
