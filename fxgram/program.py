@@ -64,7 +64,10 @@ class Program:
             cross_terms=cross_terms,
         )  # fmt: skip
         fixed = [p for p in passes.PASSES if p.__name__ not in _PLANNED]
-        self.lowered, self._records = passes.run(captured.gm, self.spec, fixed)
+        first = 1 + next(at for at, p in enumerate(fixed) if p.__name__ == "batch_axes")
+        sited, records = passes.run(captured.gm, self.spec, fixed[:first])
+        self.lowered, more = passes.run(sited, self.spec, fixed[first:], keep=False)
+        self._records = records + more
         self._planned: dict[Plan, Planned] = {}
         self._choices: dict[int, Planned] = {}
         self.last_samples = samples
@@ -118,7 +121,7 @@ class Program:
             if found not in self._planned:
                 spec = replace(self.spec, choices=found.choices, recompute=found.recompute)
                 late = [p for p in passes.PASSES if p.__name__ in _PLANNED]
-                gm, records = passes.run(self.lowered, spec, late)
+                gm, records = passes.run(self.lowered, spec, late, keep=False)
                 self._planned[found] = Planned(self, passes.partition(gm), records)
             self._choices[samples] = self._planned[found]
         return self._choices[samples]

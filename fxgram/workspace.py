@@ -17,4 +17,6 @@ def workspace(op: Any, arguments: tuple) -> int:
         return arguments[1].untyped_storage().nbytes()
     if op is aten.convolution_backward.default:
         return sum(arguments[-1][:2]) * arguments[2].untyped_storage().nbytes()
+    if op is aten.native_batch_norm_backward.default:
+        return arguments[0].nbytes  # allocates the input's gradient twice, for a moment
     return 0

@@ -1,5 +1,6 @@
 """`partition`: what runs forward, and what waits for the weights of `losses.backward`."""
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,11 +46,19 @@ class Partition:
     """The compiled program as two kinds of modules, all taking tensors alone."""
 
     forward: fx.GraphModule  # inputs -> (losses, gramian, *aux, *mutated, *saved)
-    evaluate: fx.GraphModule  # inputs -> (losses, gramian, *aux, *mutated): nothing kept
     inputs: tuple[str, ...]
     aux: int  # how many values the objective returns besides the losses
     mutated: tuple[str, ...]  # placeholders whose new values the modules return
     parts: tuple[GradientPart, ...]  # in the order in which they run
+
+    @functools.cached_property
+    def evaluate(self) -> fx.GraphModule:
+        """Inputs -> (losses, gramian, *aux, *mutated): nothing kept."""
+        graph, _ = copy_graph(self.forward.graph)
+        *_, output = graph.nodes
+        output.args = (output.args[0][: 2 + self.aux + len(self.mutated)],)
+        drop_dead_nodes(graph)
+        return runnable(self.forward, graph, "GramianGraph")
 
 
 def partition(gm: fx.GraphModule) -> Partition:
@@ -78,7 +87,6 @@ def partition(gm: fx.GraphModule) -> Partition:
     names = tuple(n.name for n in inputs if n.name not in (SEEDS, WEIGHTS))
     return Partition(
         forward=_forward(gm, plain + list(saved), results["losses"]),
-        evaluate=_forward(gm, plain, results["losses"]),
         inputs=names,
         aux=len(results["aux"]),
         mutated=tuple(mutated),
