@@ -1,16 +1,34 @@
 """How many bytes a step takes, from the sizes of its values: nothing is run."""
 
-import functools
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-import sympy
 import torch
 from torch import fx
 
-from passes import SEEDS, WEIGHTS, Partition, Spec, tensors
+from passes import SEEDS, WEIGHTS, Spec, nbytes, tensors
 
 aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that one step allocates at once, besides the model, its `.grad` and the batch."""
+
+    forward: int  # peak while losses and Gramian are computed
+    kept: int  # between them and `losses.backward`
+    backward: int  # peak of `losses.backward`, gradients that had no `.grad` yet included
+    ordinary: int  # what a plain forward and backward keep: activations and gradients
+
+    @property
+    def peak(self) -> int:
+        """The most bytes at any time of the step."""
+        return max(self.forward, self.backward)
+
+    def __str__(self) -> str:
+        rows = {"forward, with the Gramian": self.forward,
+                "kept for the backward": self.kept,
+                "backward": self.backward, "ordinary forward and backward": self.ordinary}  # fmt: skip
+        return "\n".join(f"{name:<30} {size / 2**20:10.1f} MiB" for name, size in rows.items())
 
 
 def ordinary(lowered: fx.GraphModule, spec: Spec, samples: int) -> float:
@@ -61,20 +79,3 @@ def _viewed(node: fx.Node) -> fx.Node | None:
     if schema.returns[0].alias_info is not None and not schema.is_mutable:
         return node.all_input_nodes[0]
     return None
-
-
-@functools.lru_cache(maxsize=None)
-def _evaluator(expression: sympy.Expr):
-    symbols = sorted(expression.free_symbols, key=str)
-    return sympy.lambdify(symbols, expression, "math"), len(symbols)
-
-
-def nbytes(value: torch.Tensor, samples: int) -> int:
-    """Bytes of a tensor whose sizes may be symbolic in the number of samples."""
-    total = value.element_size()
-    for size in value.shape:
-        if isinstance(size, torch.SymInt):
-            evaluate, count = _evaluator(size.node.expr)
-            size = evaluate(*[samples] * count)
-        total *= int(size)
-    return total

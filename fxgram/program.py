@@ -13,6 +13,7 @@ from fxgram import memory
 from fxgram.backward import attach
 from fxgram.captured import Captured
 from fxgram.errors import InvalidArgument, InvalidBatch
+from fxgram.footprint import footprint
 from fxgram.plan import Budget, OverBudget, Plan, plan
 from fxgram.rules import find
 from passes import GradientPart, PassRecord, Spec
@@ -67,7 +68,10 @@ class Program:
             cross_terms=cross_terms,
         )  # fmt: skip
         fixed = [p for p in passes.PASSES if p.__name__ not in _PLANNED]
-        self.lowered, self._records = passes.run(captured.gm, self.spec, fixed)
+        first = 1 + next(at for at, p in enumerate(fixed) if p.__name__ == "batch_axes")
+        sited, records = passes.run(captured.gm, self.spec, fixed[:first])
+        self.lowered, more = passes.run(sited, self.spec, fixed[first:], keep=False)
+        self._records = records + more
         self._planned: dict[tuple[Plan, Product], Planned] = {}
         self._choices: dict[tuple[int, Product], Planned] = {}
         self.last_samples = samples
@@ -129,9 +133,15 @@ class Program:
                 self.spec, choices=plan.choices, recompute=plan.recompute, product=product
             )
             late = [p for p in passes.PASSES if p.__name__ in _PLANNED]
-            gm, records = passes.run(self.lowered, spec, late)
+            gm, records = passes.run(self.lowered, spec, late, keep=False)
             self._planned[key] = Planned(self, passes.partition(gm), records)
         return self._planned[key]
+
+    def memory(self, tensors: tuple[torch.Tensor, ...], samples: int) -> memory.Memory:
+        """What a step on this batch allocates at once; nothing is run on it."""
+        planned = self.planned(samples)
+        found = footprint(planned.partition, planned.inputs(tensors), planned.without_grad())
+        return memory.Memory(*found, int(memory.ordinary(self.lowered, self.spec, samples)))
 
     def plan(self, samples: int, product: Product = "gramian") -> Plan:
         """How each contribution is contracted at this number of samples.
@@ -209,6 +219,15 @@ class Planned:
     def inputs(self, tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
         """The arguments of the modules for the tensors of a batch."""
         return [get() for get in self._fixed] + list(tensors)
+
+    def without_grad(self) -> set[str]:
+        """Placeholders of the parameters that have no `.grad` yet."""
+        return {
+            name
+            for part, parameters in zip(self.partition.parts, self._parameters)
+            for name, get in zip(part.parameters, parameters)
+            if get().grad is None
+        }
 
     def gradients(self, tensors: tuple[torch.Tensor, ...], weights: torch.Tensor) -> tuple:
         """Losses and `{parameter: weighted gradient}` without touching `.grad`; writes buffers."""

@@ -15,9 +15,11 @@ from fxgram.compilation import compile_program
 from fxgram.errors import InvalidArgument, InvalidBatch, InvalidLosses
 from fxgram.explain import Explanation, PassTable
 from fxgram.guards import Guard
+from fxgram.memory import Memory
 from fxgram.models import unwrapped
 from fxgram.program import Options, Product, Program
 from fxgram.returned import Aux, Objective
+from fxgram.state import frozen_state
 
 _KEPT = 8  # programs for one kind of batch
 _log = logging.getLogger("fxgram")
@@ -190,6 +192,24 @@ class GramianStep:
             with autocast(batch.autocast, enabled=False):
                 self._program(batch)
         return self
+
+    def memory(self, *args: Any, **kwargs: Any) -> Memory:
+        """Predict what a step on this batch and its backward allocate at once, in bytes.
+
+        Counted are bytes of tensors on top of the model, its `.grad`, and the batch. The step is
+        not run: its modules are, on tensors that have sizes alone. Compiles if there is no program
+        for such a batch yet.
+
+        Raises: FxgramError, see `fxgram.errors`.
+        """
+        batch = flatten(args, kwargs, self._batch_dim)
+        self._refuse(batch)
+        if batch.size == 0:
+            raise InvalidBatch("A batch without samples takes no memory: pass one with samples.")
+        with autocast(batch.autocast, enabled=False):
+            program = self._program(batch)
+            with torch.inference_mode(False), frozen_state(self._objective.model):
+                return program.memory(batch.tensors, batch.size)
 
     @property
     def passes(self) -> PassTable:

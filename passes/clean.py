@@ -11,6 +11,7 @@ from passes.spec import Spec
 from passes.use import is_use
 
 aten = torch.ops.aten
+_MAYBE_VIEWS = (aten.reshape.default, aten.contiguous.default, aten.to.dtype)
 
 
 def clean(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
@@ -20,8 +21,13 @@ def clean(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     becomes  a = native_layer_norm(x, ...)
     """
     first: dict[Any, fx.Node] = {}
+    returned = _returned(gm.graph)
     for node in list(gm.graph.nodes):
         if node.op != "call_function" or is_random(node):
+            continue
+        if node.target == aten.clone.default and _is_needless(node, returned):
+            node.replace_all_uses_with(node.args[0])
+            gm.graph.erase_node(node)
             continue
         if is_use(node) or node.target in (aten.alias.default, aten.detach.default):
             node.replace_all_uses_with(node.args[0])
@@ -47,6 +53,49 @@ def clean(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     drop_dead_nodes(gm.graph)
     gm.recompile()
     return gm
+
+
+def _returned(graph: fx.Graph) -> set[fx.Node]:
+    """What callers get, with the values that it may show: they may write to it."""
+    *_, output = graph.nodes
+    results = output.args[0]
+    plain = (results["losses"], results["aux"], results["mutated"])
+    stack = [n for n in torch.utils._pytree.tree_leaves(plain) if isinstance(n, fx.Node)]
+    found = set(stack)
+    while stack:
+        node = stack.pop()
+        if _may_show(node):
+            stack += [n for n in node.all_input_nodes if n not in found]
+            found.update(node.all_input_nodes)
+    return found
+
+
+def _may_show(node: fx.Node) -> bool:
+    """Whether a node may return a view of what it reads: those without a schema count."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or node.target in _MAYBE_VIEWS:
+        return True
+    return any(result.alias_info is not None for result in schema.returns)
+
+
+def _is_needless(clone: fx.Node, returned: set[fx.Node]) -> bool:
+    """Whether a clone is a value once more: nothing writes to values that no caller gets.
+
+    Not those of inputs, which may change between a step and its backward; nor those that lay a
+    value out anew.
+    """
+    source = clone.args[0]
+    if clone in returned or _shows_input(source):
+        return False
+    before, after = source.meta["val"].stride(), clone.meta["val"].stride()
+    return len(before) == len(after) and all(map(_same, before, after))
+
+
+def _shows_input(node: fx.Node) -> bool:
+    """Whether a value is an input of the graph, or may be a view of one."""
+    while node.op == "call_function" and _may_show(node) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node.op != "call_function"
 
 
 def _changes_nothing(node: fx.Node) -> bool:

@@ -39,6 +39,8 @@ class DirectCalls(CodeGen):
 
 
 def runnable(root: torch.nn.Module, graph: fx.Graph, name: str) -> fx.GraphModule:
-    """A module for a finished graph."""
+    """A module for a finished graph, whose nodes keep no notes: there are thousands of them."""
+    for node in graph.nodes:
+        node.meta = {}
     graph.set_codegen(DirectCalls())
     return fx.GraphModule(root, graph, class_name=name)

@@ -1,6 +1,7 @@
 """`partition`: what runs forward, and what waits for the weights of `losses.backward`."""
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +12,12 @@ from passes.codegen import runnable
 from passes.dead import drop_dead_nodes
 from passes.differentiate import SEEDS, WEIGHTS
 from passes.driver import copy_graph
+from passes.sizes import nbytes
+from passes.spec import tensors
 
 aten = torch.ops.aten
 _PIECE = 2**20  # bytes of gradients that are worth a part of their own
+_KEPT = 2**22  # bytes of saved values that are worth being freed early
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,19 @@ class Partition:
     """The compiled program as two kinds of modules, all taking tensors alone."""
 
     forward: fx.GraphModule  # inputs -> (losses, gramian, *aux, *mutated, *saved)
-    evaluate: fx.GraphModule  # inputs -> (losses, gramian, *aux, *mutated): nothing kept
     inputs: tuple[str, ...]
     aux: int  # how many values the objective returns besides the losses
     mutated: tuple[str, ...]  # placeholders whose new values the modules return
     parts: tuple[GradientPart, ...]  # in the order in which they run
+
+    @functools.cached_property
+    def evaluate(self) -> fx.GraphModule:
+        """Inputs -> (losses, gramian, *aux, *mutated): nothing kept."""
+        graph, _ = copy_graph(self.forward.graph)
+        *_, output = graph.nodes
+        output.args = (output.args[0][: 2 + self.aux + len(self.mutated)],)
+        drop_dead_nodes(graph)
+        return runnable(self.forward, graph, "GramianGraph")
 
 
 def partition(gm: fx.GraphModule) -> Partition:
@@ -75,7 +87,6 @@ def partition(gm: fx.GraphModule) -> Partition:
     names = tuple(n.name for n in inputs if n.name not in (SEEDS, WEIGHTS))
     return Partition(
         forward=_forward(gm, plain + list(saved), results["losses"]),
-        evaluate=_forward(gm, plain, results["losses"]),
         inputs=names,
         aux=len(results["aux"]),
         mutated=tuple(mutated),
@@ -110,20 +121,39 @@ def _operands(nodes: Iterable[fx.Node]) -> list[fx.Node]:
 def _pieces(
     late: list[fx.Node], wanted: dict[str, fx.Node]
 ) -> list[tuple[list[fx.Node], list[str]]]:
-    """Cut the late nodes wherever enough gradients are ready to be handed over."""
+    """Cut the late nodes wherever enough is ready to be handed over, or to be freed.
+
+    Within a piece every gradient follows what it alone needs, so that little is alive at once.
+    """
     ready = {node: at for at, node in enumerate(late)}
     order = sorted(wanted, key=lambda name: ready.get(wanted[name], -1))
     pieces: list[tuple[list[fx.Node], list[str]]] = []
-    start, names, size = 0, [], 0
+    left = dict.fromkeys(late)
+    nodes, names = [], []
     for name in order:
-        names.append(name)
-        value = wanted[name].meta["val"]
-        size += value.numel() * value.element_size()
-        if size >= _PIECE or name == order[-1]:
-            stop = len(late) if name == order[-1] else ready.get(wanted[name], -1) + 1
-            pieces.append((late[start:stop], names))
-            start, names, size = stop, [], 0
+        own = _needed([wanted[name]], left)
+        for node in own:
+            del left[node]
+        nodes, names = nodes + own, [*names, name]
+        done = name == order[-1]
+        if done or _is_worth_a_part(nodes, [wanted[n] for n in names], ready):
+            pieces.append((nodes, names))
+            nodes, names = [], []
     return pieces
+
+
+def _is_worth_a_part(
+    nodes: list[fx.Node], gradients: list[fx.Node], late: Mapping[fx.Node, int]
+) -> bool:
+    """Whether gradients, or the values that the nodes read, are large for a batch of 64."""
+    if sum(map(_nbytes, gradients)) >= _PIECE:
+        return True
+    read = {n for n in _operands(nodes) if n not in late and n.op != "placeholder"}
+    return sum(map(_nbytes, read)) >= _KEPT
+
+
+def _nbytes(node: fx.Node) -> int:
+    return sum(nbytes(value, 64) for value in tensors(node.meta.get("val")))
 
 
 def _gradient_part(gm, at, pieces, wanted, weights, saved) -> GradientPart:

@@ -83,7 +83,7 @@ def test_backward_frees_what_was_kept(pair):
 
 
 def test_gradients_arrive_one_by_one():
-    width, layers = 512, 4  # gradients below a megabyte are handed over together
+    width, layers = 512, 4  # a megabyte each
     model = nn.Sequential(*[nn.Linear(width, width) for _ in range(layers)])
     step, alive = fxgram.compile(model, squares), []
     losses, _ = step(torch.randn(2, width))
@@ -112,9 +112,9 @@ def test_nothing_is_kept_without_a_backward(pair):
 
 def test_kept_activations_are_freed_on_the_way():
     """At the last gradient, nothing kept for the others is left."""
-    width, layers, k = 512, 4, 64
+    width, layers, k = 512, 6, 64
     model = nn.Sequential(*[m for _ in range(layers) for m in (nn.Linear(width, width), nn.Tanh())])
-    step, alive = fxgram.compile(model, squares), []
+    step, alive = fxgram.compile(model, squares, retain="cotangents"), []
     x = torch.randn(k, width)
     step(x)
 
