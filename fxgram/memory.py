@@ -38,10 +38,24 @@ def ordinary(lowered: fx.GraphModule, spec: Spec, samples: int) -> float:
         for n in lowered.graph.nodes
         if n.op == "placeholder" and n.name in spec.inputs and spec.inputs[n.name].trainable
     )
-    return float(gradients + sum(nbytes(v, samples) for v in _activations(lowered)))
+    activations = _activations(lowered).values()
+    return float(gradients + sum(nbytes(v, samples) for v in activations))
 
 
-def _activations(gm: fx.GraphModule) -> list[torch.Tensor]:
+def freed(lowered: fx.GraphModule, samples: int) -> float:
+    """Bytes of activations that no weight gradient reads: gone once the cotangents exist."""
+    late: set[fx.Node] = set()
+    read: set[fx.Node] = set()
+    for node in lowered.graph.nodes:
+        inputs = node.all_input_nodes
+        if node.name == WEIGHTS or (node.op != "output" and any(n in late for n in inputs)):
+            late.add(node)
+            read.update(storage(n) for n in inputs)
+    activations = _activations(lowered).items()
+    return float(sum(nbytes(v, samples) for node, v in activations if node not in read))
+
+
+def _activations(gm: fx.GraphModule) -> dict[fx.Node, torch.Tensor]:
     """Values of the forward that the backward reads, one for each storage."""
     backward: set[fx.Node] = set()
     found: dict[fx.Node, torch.Tensor] = {}
@@ -55,7 +69,7 @@ def _activations(gm: fx.GraphModule) -> list[torch.Tensor]:
                 if source not in backward and source.op != "placeholder":
                     for value in tensors(source.meta.get("val")):
                         found[source] = value
-    return list(found.values())
+    return found
 
 
 def storage(node: fx.Node) -> fx.Node:

@@ -75,6 +75,7 @@ class Budget:
     bytes: float  # of cotangents and per-sample gradients, kept or not
     retain: str = "auto"  # "cotangents", "recompute", or what fits
     strict: bool = False  # whether to refuse rather than to exceed `bytes`
+    freed: float = 0.0  # bytes of activations that no weight gradient reads: cotangents replace them
 
 
 @dataclass(frozen=True)
@@ -315,7 +316,8 @@ def _kept(
         held = sum(_bytes(c, choice, samples) for c, choice in pairs if choice.keep)
         nodes = {n for c, choice in pairs if not choice.keep for n in _cotangents(c)}
         transient = max((_bytes(c, ch, samples) for c, ch in pairs if not ch.keep), default=0)
-        return held + sum(_nbytes(n, samples) for n in nodes) + transient
+        kept_for_backward = held + sum(_nbytes(n, samples) for n in nodes)
+        return max(0.0, kept_for_backward - budget.freed) + transient
 
     order = sorted(
         (members for members in together if kept[members[0]].keep),

@@ -154,10 +154,12 @@ class Program:
             max(ordinary / 2, _FREE) if limit is None else limit,
             self.options.retain,
             limit is not None,
+            memory.freed(self.lowered, samples),
         )
         try:
             if product == "diagonal":  # K Gramians of one sample each
-                budget = replace(budget, bytes=budget.bytes / samples)
+                size, freed = budget.bytes / samples, budget.freed / samples
+                budget = replace(budget, bytes=size, freed=freed)
                 return plan(self.contributions, 1, budget)
             return plan(self.contributions, samples, budget)
         except OverBudget as error:
