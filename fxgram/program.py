@@ -1,5 +1,6 @@
 """A compiled program: one captured graph, its passes, and the modules that a call runs."""
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,11 +14,13 @@ from fxgram import memory
 from fxgram.backward import attach
 from fxgram.captured import Captured
 from fxgram.errors import InvalidArgument, InvalidBatch
-from fxgram.plan import Budget, OverBudget, Plan, plan
+from fxgram.measure import Measured
+from fxgram.plan import Budget, OverBudget, Plan, candidates, plan
 from fxgram.rules import find
 from passes import GradientPart, PassRecord, Spec
 
-_PLANNED = ("contract", "recompute", "clean", "schedule")  # passes that depend on the batch size, through the plan
+# passes that depend on the batch size, through the plan
+_PLANNED = ("contract", "recompute", "clean", "schedule")
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Program:
         fixed = [p for p in passes.PASSES if p.__name__ not in _PLANNED]
         self.lowered, self._records = passes.run(captured.gm, self.spec, fixed)
         self._planned: dict[Plan, Planned] = {}
-        self._choices: dict[int, Planned] = {}
+        self._choices: dict[tuple[int, bool], Planned] = {}
         self.last_samples = samples
 
     @property
@@ -107,15 +110,25 @@ class Program:
 
     def planned(self, samples: int) -> "Planned":
         """The modules for this number of samples; batch sizes with equal plans share them."""
-        if samples not in self._choices:
+        key = samples, self.measures
+        if key not in self._choices:
             found = self.plan(samples)
             if found not in self._planned:
                 spec = replace(self.spec, choices=found.choices, recompute=found.recompute)
                 late = [p for p in passes.PASSES if p.__name__ in _PLANNED]
                 gm, records = passes.run(self.lowered, spec, late)
                 self._planned[found] = Planned(self, passes.partition(gm), records)
-            self._choices[samples] = self._planned[found]
-        return self._choices[samples]
+            self._choices[key] = self._planned[found]
+        return self._choices[key]
+
+    @property
+    def measures(self) -> bool:
+        """Whether plans are measured; timings could differ, so determinism rules them out."""
+        return self.options.plan == "measure" and not torch.are_deterministic_algorithms_enabled()
+
+    @functools.cached_property
+    def _measured(self) -> Measured:
+        return Measured(self.lowered, self.spec, self.contributions)
 
     def plan(self, samples: int) -> Plan:
         """How each contribution is contracted at this number of samples.
@@ -127,8 +140,12 @@ class Program:
         budget = Budget(
             ordinary / 2 if limit is None else limit, self.options.retain, limit is not None
         )
+        measured = self._measured if self.measures else None
         try:
-            return plan(self.contributions, samples, budget)
+            found = plan(self.contributions, samples, budget, measured or candidates)
+            if measured and measured.save():
+                found = plan(self.contributions, samples, budget, measured)
+            return found
         except OverBudget as error:
             raise InvalidArgument(
                 f"memory_budget={limit} bytes is too small: with {samples} samples the Gramian "

@@ -9,6 +9,7 @@ from passes.batch_axes import batch_axes
 from passes.canonicalize import canonicalize
 from passes.clean import clean as clean
 from passes.contract import contract as contract
+from passes.codegen import runnable as runnable
 from passes.dead import drop_dead_nodes as drop_dead_nodes
 from passes.differentiate import SEEDS as SEEDS
 from passes.differentiate import WEIGHTS as WEIGHTS
@@ -35,6 +36,7 @@ from passes.partition import GradientPart as GradientPart
 from passes.partition import Partition as Partition
 from passes.partition import partition as partition
 from passes.recompute import recompute
+from passes.schedule import merge_masks as merge_masks
 from passes.schedule import schedule
 from passes.spec import Input as Input
 from passes.spec import PassError as PassError

@@ -25,7 +25,6 @@ RESERVED = {
     "parameters": ["body"],
     "memory_budget": "2GiB",
     "retain": "recompute",
-    "plan": "measure",
     "accumulate_dtype": torch.float64,
     "backend": "inductor",
     "group": object(),
