@@ -118,6 +118,7 @@ def candidates_at(
     limit: float = math.inf,
 ) -> tuple[Cost, ...]:
     """Costs of all ways to contract a product, cheapest first; within `limit` bytes, if any are."""
+    limit = max(limit, 1.0)
     kernels = ("factors", *product.kernels)
     choices = [Choice("gradients", kernel, kept) for kernel in kernels for kept in {False, keep}]
     several = len(product.terms) > 1

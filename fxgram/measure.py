@@ -21,7 +21,7 @@ from passes import Choice, Contribution, Factors, Spec
 
 WITHIN, MOST = 4.0, 5  # how far from the cheapest by the model, and how many, are timed
 _ROUNDS, _ROUND_SECONDS = 5, 2e-3
-_FAR = 8.0  # how many times the fastest is too slow for more than one round
+_LONG, _FAR = 0.02, 4.0  # seconds, and times the fastest, that are too slow for several rounds
 _ORDINARY = "weighted gradient"  # stands among the choices: what all that keep nothing add
 _log = logging.getLogger("fxgram")
 
@@ -173,7 +173,7 @@ def time_all(runs: Mapping[str, Callable[[], Any]], device: torch.device) -> dic
     for run in runs.values():
         run()
     seconds = {name: [_seconds(run, 1, device)] for name, run in runs.items()}
-    limit = _FAR * min(first for (first,) in seconds.values())
+    limit = max(_LONG, _FAR * min(first for (first,) in seconds.values()))
     for _ in range(_ROUNDS):
         for name, run in runs.items():
             first = seconds[name][0]

@@ -6,7 +6,6 @@ parameter. `parts` is the number of blocks of rows, or of slices of the paramete
 """
 
 import functools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from passes.kernels import windows
 aten = torch.ops.aten
 _VIEWS = (aten.reshape.default, aten.permute.default, aten.squeeze.dims)
 PARTS = sympy.Symbol("parts", positive=True, integer=True)
+_NARROW = 24  # at most so many channels make a kernel for many groups slow
 ZERO, ONE = sympy.Integer(0), sympy.Integer(1)
 Path = tuple[tuple[int, ...], ...]
 
@@ -33,16 +33,19 @@ class Product:
     element: int = 4  # bytes of a number
     made: str = ""  # labels of an operand that is laid out first (windows of a convolution)
     kernels: tuple[str, ...] = ()  # other ways to the per-sample gradients
+    channels: int = 0  # of a convolution's input, in each of its groups
 
     @staticmethod
     def of(factors: Factors) -> "Product":
         """Describe the factors of a use."""
+        kernels = [kernel.jacobian.meta["val"].shape for kernel in factors.kernels]
         return Product(
             factors.equation,
             factors.one_hot is not None,
             factors.operands[-1].meta["val"].element_size(),
             _made(factors),
             tuple(kernel.name for kernel in factors.kernels),
+            int(kernels[0][2]) if kernels else 0,  # of [k, o, c, *taps]
         )
 
     @property
@@ -197,8 +200,8 @@ def _path(equation: str, shapes: tuple[tuple[int, ...], ...]) -> Path:
 
 def unit_of(product: Product, kernel: str, sizes: Mapping[str, int]) -> str:
     """Which rate of the device the per-sample gradients by a kernel run at."""
-    channels = [math.prod(sizes[c] for c in product.own(term)) for term in product.terms]
-    if kernel == "groups" and min(channels) > 1 and max(channels) < 8 * 9:
+    channels = min(product.channels, *(sizes[c] for c in product.result if c not in product.shared))
+    if kernel == "groups" and 1 < channels <= _NARROW:
         return "narrow"
     return product.unit
 
