@@ -19,6 +19,7 @@ from fxgram.plan import Budget, OverBudget, Plan, candidates, plan
 from fxgram.rules import find
 from passes import GradientPart, PassRecord, Spec
 
+_LITTLE = 2**24  # bytes: to save less than this is worth no time
 # passes that depend on the batch size, through the plan
 _PLANNED = ("contract", "recompute", "clean", "schedule")
 
@@ -27,7 +28,8 @@ _PLANNED = ("contract", "recompute", "clean", "schedule")
 class Options:
     """What users say about memory and time."""
 
-    memory_budget: int | None = None  # bytes beyond the ordinary forward and backward
+    # bytes beyond the ordinary forward and backward; None: half of those, or a little
+    memory_budget: int | None = None
     retain: str = "auto"
     plan: str = "cost"
 
@@ -138,7 +140,9 @@ class Program:
         ordinary = memory.ordinary(self.lowered, self.spec, samples)
         limit = self.options.memory_budget
         budget = Budget(
-            ordinary / 2 if limit is None else limit, self.options.retain, limit is not None
+            max(ordinary / 2, _LITTLE) if limit is None else limit,
+            self.options.retain,
+            limit is not None,
         )
         measured = self._measured if self.measures else None
         try:

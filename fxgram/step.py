@@ -59,6 +59,9 @@ def compile(
             Gramian (the gradients are the true ones either way); True, exactly `J Jᵀ`.
         check: compare the first batch of every compiled program with the eager model, and test
             that samples are independent; costs one eager step and one more backward.
+        plan: "cost" chooses how each use is contracted by formulas; "measure" times the best few,
+            once for each shape and device, and keeps the figures in the user's cache folder (or in
+            the one that the environment variable FXGRAM_CACHE names).
         example: a batch (tuple of arguments) to compile for now, not at the first call.
 
     The losses may come as a tuple, list or dict, also nested, in the order of

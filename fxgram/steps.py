@@ -43,7 +43,7 @@ class Product:
             factors.equation,
             factors.one_hot is not None,
             factors.operands[-1].meta["val"].element_size(),
-            _made(factors),
+            made(factors),
             tuple(kernel.name for kernel in factors.kernels),
             int(kernels[0][2]) if kernels else 0,  # of [k, o, c, *taps]
         )
@@ -161,14 +161,14 @@ def _per_sample(product: Product, kernel: str, unit: str, path: Path) -> list[St
         return [Step(name, every, jacobian, sympy.Integer(2), unit, "blocked")]
     if product.one_hot:
         return [Step(name, ZERO, _operands(product) + 2 * jacobian, 2 * PARTS)]
-    products, made = every, ZERO
+    products, written = every, ZERO
     if path:
         products = ZERO
         for met, left in _contractions(product, path):
             products += size(met)
-            made += 2 * product.element * size(left)
-        made -= 2 * jacobian  # the last one is counted below
-    return [Step(name, products, _operands(product) + made + 2 * jacobian, 2 * PARTS)]
+            written += 2 * product.element * size(left)
+        written -= 2 * jacobian  # the last one is counted below
+    return [Step(name, products, _operands(product) + written + 2 * jacobian, 2 * PARTS)]
 
 
 def _contractions(product: Product, path: Path) -> list[tuple[str, str]]:
@@ -206,7 +206,7 @@ def unit_of(product: Product, kernel: str, sizes: Mapping[str, int]) -> str:
     return product.unit
 
 
-def _made(factors: Factors) -> str:
+def made(factors: Factors) -> str:
     """Labels of an operand that has to be laid out: the windows of a convolution; else ""."""
     terms = factors.equation.split("->")[0].split(",")
     for term, operand in zip(terms, factors.operands):

@@ -177,7 +177,7 @@ def condition(product: Product, other: Choice, path: Path = ()) -> Condition:
     return Condition(other, terms + rest, -offset)
 
 
-def pairs_only(product: Product) -> sympy.Expr:
+def pairs_only(product: Product) -> Any:
     """`S² (I + O)`: multiply-adds of the pairs of one row with one column, all blocks counted."""
     step = next(s for s in steps(product, _PAIRS) if s.name == "pairs")
     return sympy.factor(sympy.simplify(step.multiply_adds.subs(PARTS, 1) / symbol("k") ** 2))

@@ -8,8 +8,8 @@ from passes.annotations import source_line as source_line
 from passes.batch_axes import batch_axes
 from passes.canonicalize import canonicalize
 from passes.clean import clean as clean
-from passes.contract import contract as contract
 from passes.codegen import runnable as runnable
+from passes.contract import contract as contract
 from passes.dead import drop_dead_nodes as drop_dead_nodes
 from passes.differentiate import SEEDS as SEEDS
 from passes.differentiate import WEIGHTS as WEIGHTS

@@ -14,6 +14,7 @@ import fxgram
 from fxgram import symbolic
 from fxgram.costs import candidates_at, choice_name, cost_at
 from fxgram.devices import DEVICES
+from fxgram.orders import report
 from fxgram.steps import PARTS, Product, path_of, symbol
 from passes import Choice
 
@@ -173,7 +174,7 @@ def test_three_factors_are_contracted_in_the_order_that_was_counted(monkeypatch)
     """Capturing switches opt_einsum off; when a step runs, `torch.einsum` takes its paths again."""
     at = {"k": 300, "o": 5, "i": 2, "j": 2}
     expected = path_of(Product("ko,ki,kj->oij"), at)
-    step = fxgram.compile(Bilinear(), lambda m, x, y: m(x, y).square().sum(1), check=False)
+    step = fxgram.compile(Bilinear(), lambda m, x, y: m(x, y).square().sum(1), memory_budget="1GB")
     batch = torch.randn(300, 2), torch.randn(300, 2)
     step(*batch)
     (row,) = step.uses
@@ -189,3 +190,15 @@ def test_three_factors_are_contracted_in_the_order_that_was_counted(monkeypatch)
     monkeypatch.setattr(opt_einsum, "contract_path", spy)
     step(*batch)
     assert [tuple(map(tuple, path)) for path in paths] == [expected]
+
+
+def test_table_of_a_linear_layer():
+    """`fxgram orders`: without positions pairs take the fewest multiply-adds for every batch."""
+    lines = report([64, 256], [1, 64]).splitlines()
+    for line in lines:
+        if line.split()[:2] in (["64", "1"], ["256", "1"]):
+            assert line.split()[2] == "pairs"
+        if line.split()[:2] in (["64", "64"], ["256", "64"]):
+            assert line.split()[2] == "gradients,"
+    for words in ("pairs take fewer multiply-adds than gradients, kept iff", "I = O", "fastest on"):
+        assert words in "\n".join(lines)
