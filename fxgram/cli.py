@@ -23,6 +23,7 @@ def build_app():
     import typer
 
     from fxgram.demo.command import demo
+    from fxgram.orders import orders
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -35,6 +36,7 @@ def build_app():
             print(context.get_help())
 
     app.command()(demo)
+    app.command()(orders)
     return app
 
 

@@ -1,10 +1,14 @@
 """Tables of what was compiled: the passes, and the uses with their cost."""
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from fxgram import plan
+from fxgram.costs import Cost, choice_name, cost, evaluated, numbers, total
+from fxgram.devices import device
+from fxgram.plan import Plan
+from fxgram.steps import Product
 from passes import Choice, Contribution, Factors, PassRecord
 
 
@@ -18,9 +22,14 @@ class UseRow:
     source: str  # the user's line
     factors: str  # labels of the factored Jacobian, "kso,ksi->oi"
     contraction: str  # "gradients" (per-sample gradients, then J Jᵀ), "pairs" or "bias"
-    multiply_adds: float | None  # of the contraction at the last batch size; None: not known
+    # of the Gramian and the weighted gradient at the last batch size, what several uses share at
+    # the first of them; None: not known
+    multiply_adds: float | None
     bytes: float | None  # read and written besides the operands
     method: str  # "rule", "region" (rule, then through arithmetic on parameters) or "fallback"
+    seconds: float | None = None  # by the cost model
+    kept: float = 0.0  # bytes of per-sample gradients that wait for the weights
+    held: float = 0.0  # bytes that exist at once while it is contracted
 
 
 @dataclass(frozen=True)
@@ -31,48 +40,82 @@ class Explanation:
     samples: int
     losses: int | None = None  # how many, where they share samples
     recompute: bool = False  # whether a second backward gives the weighted gradient
+    measured: bool = False  # whether the fastest were found by timing them
 
     @staticmethod
     def of(
         contributions: Sequence[Contribution],
-        chosen: plan.Plan,
+        chosen: Plan,
         samples: int,
         losses: int | None = None,
+        measured: bool = False,
     ) -> "Explanation":
         """Explain the contributions at a number of samples, or of `losses` that share them."""
         rows = tuple(_rows(contributions, chosen.choices, samples))
-        return Explanation(rows, samples, losses, chosen.recompute)
+        return Explanation(rows, samples, losses, chosen.recompute, measured)
+
+    @property
+    def multiply_adds(self) -> float:
+        """Of all uses whose cost is known."""
+        return sum(row.multiply_adds or 0.0 for row in self.rows)
+
+    @property
+    def seconds(self) -> float:
+        """Of all uses whose cost is known, by the cost model."""
+        return sum(row.seconds or 0.0 for row in self.rows)
+
+    @property
+    def kept(self) -> float:
+        """Bytes of per-sample gradients that wait for the weights."""
+        return sum(row.kept for row in self.rows)
+
+    @property
+    def held(self) -> float:
+        """Most bytes that a use takes while it is contracted, those that are kept aside."""
+        return max((row.held for row in self.rows if not row.kept), default=0.0)
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data."""
-        return {"samples": self.samples, "uses": [vars(row) for row in self.rows]}
+        totals = {
+            name: getattr(self, name) for name in ("multiply_adds", "seconds", "kept", "held")
+        }
+        return {
+            "samples": self.samples,
+            "plan": "measure" if self.measured else "cost",
+            "recompute": self.recompute,
+            **totals,
+            "uses": [vars(row) for row in self.rows],
+        }
 
     def __str__(self) -> str:
-        head = (
-            "parameter",
-            "shape",
-            "op",
-            "factors",
-            "contraction",
-            "mul-adds",
-            "bytes",
-            "by",
-            "source",
-        )
+        head = ("parameter", "shape", "op", "factors", "contraction", "mul-adds", "bytes", "by",
+                "source")  # fmt: skip
         body = [
             (r.parameter, "x".join(map(str, r.shape)) or "scalar", r.op, r.factors, r.contraction,
-             _short(r.multiply_adds), _short(r.bytes), r.method, r.source)
+             short(r.multiply_adds), short(r.bytes), r.method, r.source)
             for r in self.rows
         ]  # fmt: skip
-        total = sum(r.multiply_adds or 0 for r in self.rows)
-        fallbacks = sum(r.method == "fallback" for r in self.rows)
+        return f"{table(head, body)}\n{self._close()}"
+
+    def _close(self) -> str:
+        """The line below the table: totals, and what the plan holds in memory."""
         rows = f"K = {self.samples}" if self.losses is None else f"{self.losses} losses"
-        close = f"{len(self.rows)} uses, {rows}, {_short(total)} multiply-adds"
+        model = f"{short(1e3 * self.seconds)} ms by the cost model"
+        totals = (
+            f"{len(self.rows)} uses, {rows}, {short(self.multiply_adds)} multiply-adds, {model}"
+        )
+        parts = [totals, f"kept {_bytes(self.kept)}, up to {_bytes(self.held)} more at once"]
+        if self.measured:
+            parts.append("choices measured on this device")
         if self.recompute:
-            close += "; a second backward for the weighted gradient (cotangents are not kept)"
+            parts.append("a second backward for the weighted gradient (cotangents are not kept)")
+        fallbacks = sum(r.method == "fallback" for r in self.rows)
         if fallbacks:
-            close += f"; {fallbacks} by the fallback (one backward of the operator per sample)"
-        return f"{table(head, body)}\n{close}"
+            fallback = (
+                "by the fallback (one backward of the operator per sample), not in these costs"
+            )
+            parts.append(f"{fallbacks} {fallback}")
+        return "; ".join(parts)
 
     __repr__ = __str__
 
@@ -118,35 +161,58 @@ def _rows(
 ) -> Iterator[UseRow]:
     for contribution, choice in zip(contributions, choices):
         labels = " + ".join(f.equation for f in contribution.all_factors) or "-"
-        costs = [plan.cost(f, _for(choice, f), samples) for f in contribution.all_factors]
-        for at, use in enumerate(contribution.uses):
-            # What several uses cost together stands at the first of them.
-            known = contribution.method not in ("fallback", "losses") and at == 0
+        if contribution.factors is not None:
+            one = cost(contribution.factors, choice, samples)
+            costs: list[Cost | None] = [one]
+        else:
+            costs = list(_of_jacobians(contribution, choice, samples))
+        costs += [None] * (len(contribution.uses) - len(costs))
+        for use, found in zip(contribution.uses, costs):
+            known = found is not None and contribution.method != "fallback"
+            held = 0.0 if found is None else found.held
             yield UseRow(
-                use.parameter, use.shape, use.op, use.source, labels, _name(choice),
-                sum(c.multiply_adds for c in costs) if known else None,
-                sum(c.bytes for c in costs) if known else None,
+                use.parameter, use.shape, use.op, use.source, labels, choice_name(choice),
+                found.multiply_adds if known else None,
+                found.bytes if known else None,
                 contribution.method,
+                found.seconds if known else None,
+                held if choice.keep else 0.0,
+                held,
             )  # fmt: skip
 
 
-def _for(choice: Choice, factors: Factors) -> Choice:
-    """The choice of a sum of several factors, as one of them is contracted."""
-    known = choice.kernel in {k.name for k in factors.kernels}
-    contraction = "gradients" if choice.contraction == "bias" else choice.contraction
-    kernel = choice.kernel if known else "factors"
-    return replace(choice, contraction=contraction, kernel=kernel)
+def _of_jacobians(contribution: Contribution, choice: Choice, samples: int) -> Iterator[Cost]:
+    """Costs of per-sample gradients that were pulled back or added: one for each that is squared.
+
+    What makes them from the factors of all sites, and the ordinary weighted gradient, is shared by
+    the uses: it stands at the first.
+    """
+    shared = [
+        row
+        for factors in contribution.all_factors
+        for row in _before_squaring(factors, choice, samples)
+    ]
+    for node in contribution.jacobians:
+        value = node.meta["val"]
+        rows, *shape = numbers(dict(enumerate(value.shape)), samples).values()
+        product = Product("ki->i", element=value.element_size())
+        sizes = {"k": rows, "i": math.prod(shape)}
+        wanted = ("Gramian", "weighted gradient") if choice.keep else ("Gramian",)
+        own = [row for row in evaluated(product, choice, sizes) if row[0].name in wanted]
+        held = float(product.element * rows * sizes["i"])
+        yield total(choice, [*own, *shared], held, device(value.device.type))
+        shared = []
 
 
-def _name(choice: Choice) -> str:
-    """What the table calls a choice: "gradients, kept", "gradients by calls", "pairs"."""
-    kernel = "" if choice.kernel == "factors" else f" by {choice.kernel}"
-    kind = "slices" if choice.contraction == "gradients" else "blocks"
-    parts = f" in {choice.parts} {kind}" if choice.parts > 1 else ""
-    return f"{choice.contraction}{kernel}{parts}{', kept' if choice.keep else ''}"
+def _before_squaring(factors: Factors, choice: Choice, samples: int) -> Iterator[tuple]:
+    sizes = numbers(factors.sizes(), samples)
+    for row in evaluated(Product.of(factors), choice, sizes):
+        if row[0].name != "Gramian" and not (choice.keep and row[0].name == "weighted gradient"):
+            yield row
 
 
-def _short(number: float | None) -> str:
+def short(number: float | None) -> str:
+    """Three digits and a unit, or "-"."""
     if number is None:
         return "-"
     for unit in ("", "k", "M", "G"):
@@ -154,3 +220,9 @@ def _short(number: float | None) -> str:
             return f"{number:.3g}{unit}"
         number /= 1000
     return f"{number:.3g}T"
+
+
+def _bytes(number: float) -> str:
+    """A number of bytes: "3.2 MB"."""
+    text = short(number)
+    return f"{text[:-1]} {text[-1]}B" if text[-1].isalpha() else f"{text} B"

@@ -1,5 +1,6 @@
 """A compiled program: one captured graph, its passes, and the modules that a call runs."""
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,27 +15,23 @@ from fxgram.backward import attach
 from fxgram.captured import Captured
 from fxgram.errors import InvalidArgument, InvalidBatch
 from fxgram.footprint import footprint
-from fxgram.plan import Budget, OverBudget, Plan, plan
+from fxgram.measure import Measured
+from fxgram.plan import Budget, OverBudget, Plan, candidates, plan
 from fxgram.rules import find
 from passes import GradientPart, PassRecord, Spec
 
 Product = Literal["gramian", "diagonal"]
-_PLANNED = (
-    "contract",
-    "recompute",
-    "clean",
-    "schedule",
-)  # passes that depend on the batch size, through the plan
-
-
 _FREE = 2**26  # bytes that nobody misses: PyTorch itself takes several times as many
+# passes that depend on the batch size, through the plan
+_PLANNED = ("contract", "recompute", "clean", "schedule")
 
 
 @dataclass(frozen=True)
 class Options:
     """What users say about memory and time."""
 
-    memory_budget: int | None = None  # bytes beyond the ordinary forward and backward
+    # bytes beyond the ordinary forward and backward; None: half of those, or a little
+    memory_budget: int | None = None
     retain: str = "auto"
     plan: str = "cost"
 
@@ -73,7 +70,7 @@ class Program:
         self.lowered, more = passes.run(sited, self.spec, fixed[first:], keep=False)
         self._records = records + more
         self._planned: dict[tuple[Plan, Product], Planned] = {}
-        self._choices: dict[tuple[int, Product], Planned] = {}
+        self._choices: dict[tuple[int, Product, bool], Planned] = {}
         self.last_samples = samples
 
     @property
@@ -120,10 +117,19 @@ class Program:
 
     def planned(self, samples: int, product: Product = "gramian") -> "Planned":
         """The modules for this number of samples; batch sizes with equal plans share them."""
-        key = samples, product
+        key = samples, product, self.measures
         if key not in self._choices:
             self._choices[key] = self.built(self.plan(samples, product), product)
         return self._choices[key]
+
+    @property
+    def measures(self) -> bool:
+        """Whether plans are measured; timings could differ, so determinism rules them out."""
+        return self.options.plan == "measure" and not torch.are_deterministic_algorithms_enabled()
+
+    @functools.cached_property
+    def _measured(self) -> Measured:
+        return Measured(self.lowered, self.spec, self.contributions)
 
     def built(self, plan: Plan, product: Product = "gramian") -> "Planned":
         """The modules of one plan."""
@@ -156,12 +162,15 @@ class Program:
             limit is not None,
             memory.freed(self.lowered, samples),
         )
+        measured = self._measured if self.measures else None
         try:
             if product == "diagonal":  # K Gramians of one sample each
                 size, freed = budget.bytes / samples, budget.freed / samples
-                budget = replace(budget, bytes=size, freed=freed)
-                return plan(self.contributions, 1, budget)
-            return plan(self.contributions, samples, budget)
+                return plan(self.contributions, 1, replace(budget, bytes=size, freed=freed))
+            found = plan(self.contributions, samples, budget, measured or candidates)
+            if measured and measured.save():
+                found = plan(self.contributions, samples, budget, measured)
+            return found
         except OverBudget as error:
             raise InvalidArgument(
                 f"memory_budget={limit} bytes is too small: with {samples} samples the Gramian "

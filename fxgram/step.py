@@ -20,6 +20,9 @@ from fxgram.models import unwrapped
 from fxgram.program import Options, Product, Program
 from fxgram.returned import Aux, Objective
 from fxgram.state import frozen_state
+from fxgram.symbolic import Symbolic
+from fxgram.symbolic import explain as formulas
+from fxgram.timings import described
 
 _KEPT = 8  # programs for one kind of batch
 _log = logging.getLogger("fxgram")
@@ -62,6 +65,9 @@ def compile(
             needed; "recompute" keeps what autograd would and runs one; "auto" does what fits.
         check: compare the first batch of every compiled program with the eager model, and test
             that samples are independent; costs one eager step and one more backward.
+        plan: "cost" chooses how each use is contracted by formulas; "measure" times the best few,
+            once for each shape and device, and keeps the figures in the user's cache folder (or in
+            the one that the environment variable FXGRAM_CACHE names).
         example: a batch (tuple of arguments) to compile for now, not at the first call.
 
     The losses may come as a tuple, list or dict, also nested, in the order of
@@ -221,13 +227,21 @@ class GramianStep:
         """One row for each use of a parameter in the last used program."""
         return self.explain().rows
 
-    def explain(self) -> Explanation:
-        """Where each parameter is used, and how that use's part of the Gramian is computed."""
+    def explain(self, *, symbolic: bool = False) -> Explanation | Symbolic:
+        """Where each parameter is used, and how that use's part of the Gramian is computed.
+
+        With `symbolic`, the costs of all ways to contract a use as formulas in its sizes, and the
+        numbers of samples or of positions at which another one becomes the best.
+        """
         program = self._used()
-        losses = program.losses_like(program.last_samples).numel()
-        shared = losses if self._batch_dim is None else None
         samples = program.last_samples
-        return Explanation.of(program.contributions, program.plan(samples), samples, shared)
+        plan = program.plan(samples)
+        if symbolic:
+            device = program.losses_like(samples).device
+            return formulas(program.contributions, plan.choices, samples, described(device))
+        losses = program.losses_like(samples).numel()
+        shared = losses if self._batch_dim is None else None
+        return Explanation.of(program.contributions, plan, samples, shared, program.measures)
 
     def __deepcopy__(self, memo: dict) -> "GramianStep":
         """A step for a copy of the model; it compiles anew."""

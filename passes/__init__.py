@@ -8,6 +8,7 @@ from passes.annotations import source_line as source_line
 from passes.batch_axes import batch_axes
 from passes.canonicalize import canonicalize
 from passes.clean import clean as clean
+from passes.codegen import runnable as runnable
 from passes.contract import contract as contract
 from passes.dead import drop_dead_nodes as drop_dead_nodes
 from passes.differentiate import SEEDS as SEEDS
@@ -35,6 +36,7 @@ from passes.partition import GradientPart as GradientPart
 from passes.partition import Partition as Partition
 from passes.partition import partition as partition
 from passes.recompute import recompute
+from passes.schedule import merge_masks as merge_masks
 from passes.schedule import schedule
 from passes.sizes import nbytes as nbytes
 from passes.spec import Input as Input

@@ -1,5 +1,7 @@
 """`step.explain()`, `step.uses` and `print(step)`: one row for each use of a parameter."""
 
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -78,17 +80,34 @@ def test_factors_tell_the_shape_of_the_jacobian(step):
 
 
 def test_costs_of_the_chosen_contraction(step):
-    """Per-sample gradients take `KSIO + K²IO/2` multiply-adds, pairs `K²S²(I + O)` or half."""
+    """Per-sample gradients take `KSIO + K²IO`, pairs `K²S²(I + O)`; `wᵀJ` takes KIO or KSIO."""
+    known = {"gradients", "gradients, kept", "pairs", "bias"}
+    assert {row.contraction for row in step.uses} <= known
     for row, positions in zip(step.uses, (5, 1, 1), strict=True):
-        assert row.contraction in ("gradients", "pairs")
+        if row.contraction == "bias":  # added to the pairs of its weight
+            assert row.multiply_adds == row.bytes == 0
+            continue
         size = torch.Size(row.shape).numel()
-        if row.contraction == "gradients":
-            at_least, at_most = K * K * size / 2, K * K * size + K * positions * size
+        if row.contraction == "pairs":
+            expected = (K * positions) ** 2 * sum(row.shape) + K * positions * size
         else:
-            at_least = (K * positions) ** 2 * sum(row.shape) / 2
-            at_most = (K * positions) ** 2 * (sum(row.shape) + 4)
-        assert at_least <= row.multiply_adds <= at_most, row
+            weighted = K * size if row.contraction.endswith("kept") else K * positions * size
+            expected = K * positions * size + K * K * size + weighted
+        assert row.multiply_adds == expected, row
         assert row.bytes > 0
+        assert row.seconds > 0
+
+
+def test_bytes_count_the_dtype(step):
+    """Kept per-sample gradients are as large as they say: 8 bytes a number."""
+    for row in step.uses:
+        if row.contraction == "gradients, kept":
+            assert row.kept == row.held == 8 * K * torch.Size(row.shape).numel()
+        else:
+            assert row.kept == 0
+    total = step.explain().kept
+    assert total == sum(row.kept for row in step.uses) > 0
+    assert "kept" in str(step)
 
 
 def test_rule_region_and_fallback_are_told_apart():
@@ -110,6 +129,7 @@ def test_prints_a_table(step):
         for word in (row.op, row.factors, row.contraction, row.method, row.source):
             assert word in line
     assert "3 uses" in text
+    assert "by the cost model" in text
     assert f"K = {K}" in text
 
 
@@ -124,7 +144,39 @@ def test_follows_the_last_used_program():
 def test_plain_data(step):
     data = step.explain().to_dict()
     assert data["samples"] == K
+    assert data["plan"] == "cost"
     assert [use["parameter"] for use in data["uses"]] == [row.parameter for row in step.uses]
+    for name in ("multiply_adds", "seconds", "kept"):
+        assert data[name] == sum(use[name] for use in data["uses"])
+    assert json.loads(json.dumps(data)) == {**data, "uses": json.loads(json.dumps(data["uses"]))}
+
+
+class Reparametrised(nn.Module):
+    """A weight of two parameters: one value meets the samples, two are squared."""
+
+    def __init__(self):
+        super().__init__()
+        self.length, self.direction = nn.Parameter(torch.rand(4, 1)), nn.Parameter(torch.rand(4, 3))
+
+    def forward(self, x):
+        return x @ (self.length * self.direction / self.direction.norm(dim=1, keepdim=True)).t()
+
+
+def test_what_several_uses_share_is_counted_once():
+    """Per-sample gradients of the product, `K·4·3`, then a Gramian for each of its parameters."""
+    step = compiled(Reparametrised(), 3)
+    first, second = step.uses
+    assert {first.method, second.method} == {"region"}
+    kept = [row.contraction == "gradients, kept" for row in (first, second)]
+    assert all(kept) or not any(kept)
+
+    def squared(row):
+        size = torch.Size(row.shape).numel()
+        return K * K * size + (K * size if kept[0] else 0)
+
+    shared = K * 4 * 3 * (1 if kept[0] else 2)
+    assert first.multiply_adds == squared(first) + shared
+    assert second.multiply_adds == squared(second)
 
 
 def test_before_the_first_call():
