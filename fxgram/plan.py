@@ -298,6 +298,38 @@ def plan(
     return Plan(_with_biases(contributions, found), recompute=budget.retain != "cotangents")
 
 
+def within(
+    limit: float,
+    contributions: Sequence[Contribution],
+    samples: int,
+    retain: str,
+    excess: Callable[[Plan], float],
+    candidates: Candidates = candidates,
+) -> Plan:
+    """The plan whose modules stay within a limit, as `excess` finds them to.
+
+    Raises: OverBudget if there is none, with what the one that takes least takes.
+    """
+    room = limit
+    while room > 0:
+        try:
+            found = plan(contributions, samples, Budget(room, retain, strict=True), candidates)
+        except OverBudget:
+            break
+        over = excess(found) - limit
+        if over <= 0:
+            return found
+        room -= max(over, limit / 4)  # each try makes new modules
+    budgets = [Budget(1, "cotangents"), Budget(1, "recompute")]
+    if retain != "auto":
+        budgets = [Budget(1, retain)]
+    found = min((plan(contributions, samples, b, candidates) for b in budgets), key=excess)
+    least = excess(found)
+    if least > limit:
+        raise OverBudget(max(1, least))
+    return found
+
+
 def _kept(
     contributions: Sequence[Contribution], samples: int, budget: Budget, candidates: Candidates
 ) -> list[Choice] | None:
@@ -351,11 +383,18 @@ def _together(contributions: Sequence[Contribution]) -> list[list[int]]:
 def _first(
     candidates: Candidates, contribution: Contribution, samples: int, keep: bool, limit: float
 ) -> Choice:
-    """The cheapest way to contract a use."""
-    if contribution.factors is None:
+    """The cheapest way to contract a use within a limit; the one that takes least if none is."""
+    factors = contribution.factors
+    if factors is None:
         return Choice(keep=keep)
     keep = keep and contribution.direct
-    return candidates(contribution.factors, samples, keep=keep, limit=limit)[0].choice
+    room = limit - _copied(factors, Choice(), samples)
+    found = [c.choice for c in candidates(factors, samples, keep=keep, limit=max(room, 1))]
+    fitting = [c for c in found if _bytes(contribution, c, samples) <= limit]
+    if fitting:
+        return fitting[0]
+    found += [c.choice for c in candidates(factors, samples, keep=keep)]
+    return min(found, key=lambda choice: _bytes(contribution, choice, samples))
 
 
 def _bytes(contribution: Contribution, choice: Choice, samples: int) -> float:
@@ -364,7 +403,23 @@ def _bytes(contribution: Contribution, choice: Choice, samples: int) -> float:
     if factors is None:
         return sum(_nbytes(n, samples) for n in contribution.jacobians)
     element = factors.operands[-1].meta["val"].element_size()
-    return _held(factors, choice, numbers(factors.sizes(), samples), element)
+    held = _held(factors, choice, numbers(factors.sizes(), samples), element)
+    return held if choice.keep else held + _copied(factors, choice, samples)
+
+
+def _copied(factors: Factors, choice: Choice, samples: int) -> float:
+    """Bytes of operands that are laid out anew while a use is contracted."""
+    if choice.kernel == "calls" or "," not in factors.equation:
+        return 0
+    if choice.kernel == "groups":  # weights for every sample, and in blocks of channels
+        element = factors.operands[-1].meta["val"].element_size()
+        return 2 * _held(factors, choice, numbers(factors.sizes(), samples), element)
+    made = _made(factors)  # windows are made, and then put in rows
+    terms = factors.equation.split("->")[0].split(",")
+    return sum(
+        (2 if term == made else 1) * _nbytes(operand, samples)
+        for term, operand in zip(terms, factors.operands)
+    )
 
 
 def _cotangents(contribution: Contribution) -> list[fx.Node]:

@@ -13,8 +13,8 @@ from fxgram import memory
 from fxgram.backward import attach
 from fxgram.captured import Captured
 from fxgram.errors import InvalidArgument, InvalidBatch
-from fxgram.footprint import footprint
-from fxgram.plan import Budget, OverBudget, Plan, plan
+from fxgram.footprint import footprint, ordinary_backward, sized
+from fxgram.plan import Budget, OverBudget, Plan, plan, within
 from fxgram.rules import find
 from passes import GradientPart, PassRecord, Spec
 
@@ -70,6 +70,7 @@ class Program:
         self._records = records + more
         self._planned: dict[Plan, Planned] = {}
         self._choices: dict[int, Planned] = {}
+        self._plans: dict[int, Plan] = {}
         self.last_samples = samples
 
     @property
@@ -117,38 +118,62 @@ class Program:
     def planned(self, samples: int) -> "Planned":
         """The modules for this number of samples; batch sizes with equal plans share them."""
         if samples not in self._choices:
-            found = self.plan(samples)
-            if found not in self._planned:
-                spec = replace(self.spec, choices=found.choices, recompute=found.recompute)
-                late = [p for p in passes.PASSES if p.__name__ in _PLANNED]
-                gm, records = passes.run(self.lowered, spec, late, keep=False)
-                self._planned[found] = Planned(self, passes.partition(gm), records)
-            self._choices[samples] = self._planned[found]
+            self._choices[samples] = self._modules(self.plan(samples))
         return self._choices[samples]
+
+    def _modules(self, found: Plan) -> "Planned":
+        if found not in self._planned:
+            spec = replace(self.spec, choices=found.choices, recompute=found.recompute)
+            late = [p for p in passes.PASSES if p.__name__ in _PLANNED]
+            gm, records = passes.run(self.lowered, spec, late, keep=False)
+            self._planned[found] = Planned(self, passes.partition(gm), records)
+        return self._planned[found]
 
     def memory(self, tensors: tuple[torch.Tensor, ...], samples: int) -> memory.Memory:
         """What a step on this batch allocates at once; nothing is run on it."""
         planned = self.planned(samples)
         found = footprint(planned.partition, planned.inputs(tensors), planned.without_grad())
-        return memory.Memory(*found, int(memory.ordinary(self.lowered, self.spec, samples)))
+        ordinary = int(memory.ordinary(self.lowered, self.spec, samples))
+        return memory.Memory(found.forward, found.kept, found.backward, ordinary)
 
     def plan(self, samples: int) -> Plan:
         """How each contribution is contracted at this number of samples.
 
         Raises: InvalidArgument if nothing fits the memory budget.
         """
-        ordinary = memory.ordinary(self.lowered, self.spec, samples)
-        limit = self.options.memory_budget
-        budget = Budget(
-            ordinary / 2 if limit is None else limit, self.options.retain, limit is not None
-        )
+        if samples not in self._plans:
+            self._plans[samples] = self._plan(samples)
+        return self._plans[samples]
+
+    def _plan(self, samples: int) -> Plan:
+        limit, retain = self.options.memory_budget, self.options.retain
+        if limit is None:
+            ordinary = memory.ordinary(self.lowered, self.spec, samples)
+            return plan(self.contributions, samples, Budget(ordinary / 2, retain))
+        again = plan(self.contributions, samples, Budget(limit, "recompute"))
+        inputs = self._sized(samples)
+        ordinary = ordinary_backward(self._modules(again).partition, inputs)
+
+        def excess(found: Plan) -> int:
+            parts = self._modules(found).partition
+            new = {p for part in parts.parts for p in part.parameters}
+            return footprint(parts, inputs, new).peak - ordinary
+
         try:
-            return plan(self.contributions, samples, budget)
+            return within(limit, self.contributions, samples, retain, excess)
         except OverBudget as error:
             raise InvalidArgument(
                 f"memory_budget={limit} bytes is too small: with {samples} samples the Gramian "
                 f"needs {math.ceil(error.least)} bytes beyond the ordinary forward and backward."
             ) from None
+
+    def _sized(self, samples: int) -> list[torch.Tensor]:
+        """Fake inputs of the modules."""
+        return [
+            sized(n.meta["val"], samples)
+            for n in self.lowered.graph.nodes
+            if n.op == "placeholder" and n.name not in (passes.SEEDS, passes.WEIGHTS)
+        ]
 
 
 class Planned:

@@ -17,7 +17,7 @@ from passes.spec import tensors
 
 aten = torch.ops.aten
 _PIECE = 2**20  # bytes of gradients that are worth a part of their own
-_KEPT = 2**22  # bytes of saved values that are worth being freed early
+_KEPT = 2**20  # bytes of saved values that are worth being freed early
 
 
 @dataclass(frozen=True)
