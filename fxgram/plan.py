@@ -8,6 +8,7 @@ from torch import fx
 
 from fxgram.costs import FRESH, Cost, candidates, device_of, numbers
 from fxgram.costs import held as _held
+from fxgram.steps import made
 from passes import Choice, Contribution, Factors
 
 
@@ -66,6 +67,34 @@ def plan(
     return Plan(_with_biases(contributions, found), recompute=budget.retain != "cotangents")
 
 
+def within(
+    limit: float,
+    retain: str,
+    excess: Callable[[Plan], float],
+    make: Callable[[Budget], Plan],
+) -> Plan:
+    """The plan that `make` gives whose modules stay within a limit, as `excess` finds them to.
+
+    Raises: OverBudget if there is none, with what the one that takes least takes.
+    """
+    room = limit
+    while room > 0:
+        try:
+            found = make(Budget(room, retain, strict=True))
+        except OverBudget:
+            break
+        over = excess(found) - limit
+        if over <= 0:
+            return found
+        room -= max(over, limit / 4)  # each try makes new modules
+    retained = ("cotangents", "recompute") if retain == "auto" else (retain,)
+    found = min((make(Budget(1, kind)) for kind in retained), key=excess)
+    least = excess(found)
+    if least > limit:
+        raise OverBudget(max(1, least))
+    return found
+
+
 def _kept(
     contributions: Sequence[Contribution], samples: int, budget: Budget, candidates: Candidates
 ) -> list[Choice] | None:
@@ -120,13 +149,20 @@ def _together(contributions: Sequence[Contribution]) -> list[list[int]]:
 def _first(
     candidates: Candidates, contribution: Contribution, samples: int, keep: bool, limit: float
 ) -> Choice:
-    """The cheapest way to contract a use."""
+    """The cheapest way to contract a use within a limit; the one that takes least if none is."""
+    factors = contribution.factors
     if contribution.summands:
         return _of_unlike_uses(contribution, samples, keep, limit)
-    if contribution.factors is None:
+    if factors is None:
         return Choice(keep=keep)
     keep = keep and contribution.direct
-    return candidates(contribution.factors, samples, keep=keep, limit=limit)[0].choice
+    room = limit - _copied(factors, Choice(), samples)
+    found = [c.choice for c in candidates(factors, samples, keep=keep, limit=max(room, 1))]
+    fitting = [c for c in found if _bytes(contribution, c, samples) <= limit]
+    if fitting:
+        return fitting[0]
+    found += [c.choice for c in candidates(factors, samples, keep=keep)]
+    return min(found, key=lambda choice: _bytes(contribution, choice, samples))
 
 
 def _of_unlike_uses(contribution: Contribution, samples: int, keep: bool, limit: float) -> Choice:
@@ -165,7 +201,22 @@ def _bytes(contribution: Contribution, choice: Choice, samples: int) -> float:
         return 2 * element * rows * rows / choice.parts
     if factors is None:
         return sum(_nbytes(n, samples) for n in contribution.jacobians)
-    return _held(factors, choice, numbers(factors.sizes(), samples))
+    held = _held(factors, choice, numbers(factors.sizes(), samples))
+    return held if choice.keep else held + _copied(factors, choice, samples)
+
+
+def _copied(factors: Factors, choice: Choice, samples: int) -> float:
+    """Bytes of operands that are laid out anew while a use is contracted."""
+    if choice.kernel == "calls" or "," not in factors.equation:
+        return 0
+    if choice.kernel == "groups":  # weights for every sample, and in blocks of channels
+        return 2 * _held(factors, choice, numbers(factors.sizes(), samples))
+    laid_out = made(factors)  # windows are made, and then put in rows
+    terms = factors.equation.split("->")[0].split(",")
+    return sum(
+        (2 if term == laid_out else 1) * _nbytes(operand, samples)
+        for term, operand in zip(terms, factors.operands)
+    )
 
 
 def _cotangents(contribution: Contribution) -> list[fx.Node]:

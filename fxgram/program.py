@@ -14,9 +14,9 @@ from fxgram import memory
 from fxgram.backward import attach
 from fxgram.captured import Captured
 from fxgram.errors import InvalidArgument, InvalidBatch
-from fxgram.footprint import footprint
+from fxgram.footprint import footprint, ordinary_backward, sized
 from fxgram.measure import Measured
-from fxgram.plan import Budget, OverBudget, Plan, candidates, plan
+from fxgram.plan import Budget, OverBudget, Plan, candidates, plan, within
 from fxgram.rules import find
 from passes import GradientPart, PassRecord, Spec
 
@@ -71,6 +71,7 @@ class Program:
         self._records = records + more
         self._planned: dict[tuple[Plan, Product], Planned] = {}
         self._choices: dict[tuple[int, Product, bool], Planned] = {}
+        self._plans: dict[tuple[int, Product, bool], Plan] = {}
         self.last_samples = samples
 
     @property
@@ -147,35 +148,59 @@ class Program:
         """What a step on this batch allocates at once; nothing is run on it."""
         planned = self.planned(samples)
         found = footprint(planned.partition, planned.inputs(tensors), planned.without_grad())
-        return memory.Memory(*found, int(memory.ordinary(self.lowered, self.spec, samples)))
+        ordinary = int(memory.ordinary(self.lowered, self.spec, samples))
+        return memory.Memory(found.forward, found.kept, found.backward, ordinary)
 
     def plan(self, samples: int, product: Product = "gramian") -> Plan:
         """How each contribution is contracted at this number of samples.
 
         Raises: InvalidArgument if nothing fits the memory budget.
         """
-        ordinary = memory.ordinary(self.lowered, self.spec, samples)
-        limit = self.options.memory_budget
-        budget = Budget(
-            max(ordinary / 2, _FREE) if limit is None else limit,
-            self.options.retain,
-            limit is not None,
-            memory.freed(self.lowered, samples),
-        )
-        measured = self._measured if self.measures else None
+        key = samples, product, self.measures
+        if key not in self._plans:
+            found = self._plan(samples, product)
+            if self.measures and self._measured.save():
+                found = self._plan(samples, product)  # another process may have been faster
+            self._plans[key] = found
+        return self._plans[key]
+
+    def _plan(self, samples: int, product: Product) -> Plan:
+        limit, retain = self.options.memory_budget, self.options.retain
+        ways = self._measured if self.measures and product == "gramian" else candidates
+
+        def make(budget: Budget) -> Plan:
+            if product == "gramian":
+                return plan(self.contributions, samples, budget, ways)
+            one = replace(budget, bytes=budget.bytes / samples, freed=budget.freed / samples)
+            return plan(self.contributions, 1, one)  # K Gramians of one sample each
+
+        if limit is None:
+            ordinary = memory.ordinary(self.lowered, self.spec, samples)
+            freed = memory.freed(self.lowered, samples)
+            return make(Budget(max(ordinary / 2, _FREE), retain, freed=freed))
+        again, inputs = make(Budget(limit, "recompute")), self._sized(samples)
+        ordinary = ordinary_backward(self.built(again, product).partition, inputs)
+
+        def excess(found: Plan) -> int:
+            parts = self.built(found, product).partition
+            new = {p for part in parts.parts for p in part.parameters}
+            return footprint(parts, inputs, new).peak - ordinary
+
         try:
-            if product == "diagonal":  # K Gramians of one sample each
-                size, freed = budget.bytes / samples, budget.freed / samples
-                return plan(self.contributions, 1, replace(budget, bytes=size, freed=freed))
-            found = plan(self.contributions, samples, budget, measured or candidates)
-            if measured and measured.save():
-                found = plan(self.contributions, samples, budget, measured)
-            return found
+            return within(limit, retain, excess, make)
         except OverBudget as error:
             raise InvalidArgument(
                 f"memory_budget={limit} bytes is too small: with {samples} samples the Gramian "
                 f"needs {math.ceil(error.least)} bytes beyond the ordinary forward and backward."
             ) from None
+
+    def _sized(self, samples: int) -> list[torch.Tensor]:
+        """Fake inputs of the modules."""
+        return [
+            sized(n.meta["val"], samples)
+            for n in self.lowered.graph.nodes
+            if n.op == "placeholder" and n.name not in (passes.SEEDS, passes.WEIGHTS)
+        ]
 
 
 class Planned:

@@ -38,6 +38,7 @@ from passes.partition import partition as partition
 from passes.recompute import recompute
 from passes.schedule import merge_masks as merge_masks
 from passes.schedule import schedule
+from passes.sizes import evaluated as evaluated
 from passes.sizes import nbytes as nbytes
 from passes.spec import Input as Input
 from passes.spec import PassError as PassError

@@ -10,6 +10,7 @@ from torch import fx
 
 from passes.codegen import runnable
 from passes.dead import drop_dead_nodes
+from passes.dependence import is_random
 from passes.differentiate import SEEDS, WEIGHTS
 from passes.driver import copy_graph
 from passes.sizes import nbytes
@@ -17,7 +18,7 @@ from passes.spec import tensors
 
 aten = torch.ops.aten
 _PIECE = 2**20  # bytes of gradients that are worth a part of their own
-_KEPT = 2**22  # bytes of saved values that are worth being freed early
+_KEPT = 2**20  # bytes of saved values that are worth being freed early
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def partition(gm: fx.GraphModule) -> Partition:
     results = output.args[0]
     inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
     weights = next(n for n in inputs if n.name == WEIGHTS)
-    late = _late(gm.graph, weights)
+    late = _with_derivatives(gm.graph, _late(gm.graph, weights), results)
     wanted = {p: g for p, g in results["gradients"].items() if isinstance(g, fx.Node)}
     pieces = _pieces(_needed(wanted.values(), late), wanted)
     saved: dict[fx.Node, int] = {}
@@ -101,6 +102,28 @@ def _late(graph: fx.Graph, weights: fx.Node) -> dict[fx.Node, None]:
         if node.op != "output" and any(n in late for n in node.all_input_nodes):
             late[node] = None
     return late
+
+
+def _with_derivatives(
+    graph: fx.Graph, late: dict[fx.Node, None], results: dict[str, Any]
+) -> dict[fx.Node, None]:
+    """Late nodes, and what they read of values that are kept anyway.
+
+    Of `2 * x * weights` the product `2 * x` is made again, as autograd does: `x` is kept.
+    """
+    plain = (results["losses"], results["aux"], results["mutated"])
+    stack = [n for n in torch.utils._pytree.tree_leaves(plain) if isinstance(n, fx.Node)]
+    before = set(_needed(stack, dict.fromkeys(graph.nodes)))  # the user's own forward
+    known = {n for n in _operands(late) if n in before}
+    known |= {n for n in graph.nodes if n.op == "placeholder" and n.name not in (SEEDS, WEIGHTS)}
+    moved = set()
+    for node in graph.nodes:
+        pure = isinstance(node.target, torch._ops.OpOverload) and not is_random(node)
+        if pure and node not in before and node not in late:
+            if node.all_input_nodes and all(n in known for n in node.all_input_nodes):
+                moved.add(node)
+                known.add(node)
+    return {n: None for n in graph.nodes if n in late or n in moved}
 
 
 def _needed(ends: Iterable[fx.Node], inside: dict[fx.Node, None]) -> list[fx.Node]:
