@@ -56,6 +56,12 @@ def compile(
             container of tensors, which come detached, and of plain values, read when compiling.
         cross_terms: False, every use of a parameter counts as a parameter of its own in the
             Gramian (the gradients are the true ones either way); True, exactly `J Jᵀ`.
+        memory_budget: bytes, or a text such as "2GiB", that a step may take beyond the ordinary
+            forward and backward; a batch for which nothing fits raises InvalidArgument, naming
+            the least that does.
+        retain: "cotangents" keeps them for `losses.backward`; "recompute" keeps what autograd
+            keeps and runs a second backward; "auto" decides by the budget, or without one by half
+            of what the ordinary forward and backward take.
         check: compare the first batch of every compiled program with the eager model, and test
             that samples are independent; costs one eager step and one more backward.
         example: a batch (tuple of arguments) to compile for now, not at the first call.

@@ -23,9 +23,6 @@ def test_objective_is_not_callable():
 
 RESERVED = {
     "parameters": ["body"],
-    "memory_budget": "2GiB",
-    "retain": "recompute",
-    "plan": "measure",
     "accumulate_dtype": torch.float64,
     "backend": "inductor",
     "group": object(),
