@@ -34,7 +34,7 @@ class Ledger(TorchDispatchMode):
             storage = tensor.untyped_storage()
             if id(storage) not in known and id(storage) not in self._seen:
                 self._add(storage)
-        self.peak = max(self.peak, self.live + workspace(func, args))
+        self.peak = max(self.peak, self.live + workspace(func, args, result))
         return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:

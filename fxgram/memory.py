@@ -25,9 +25,12 @@ class Memory:
         return max(self.forward, self.backward)
 
     def __str__(self) -> str:
-        rows = {"forward, with the Gramian": self.forward,
-                "kept for the backward": self.kept,
-                "backward": self.backward, "ordinary forward and backward": self.ordinary}  # fmt: skip
+        rows = {
+            "forward, with the Gramian": self.forward,
+            "kept for the backward": self.kept,
+            "backward": self.backward,
+            "ordinary forward and backward": self.ordinary,
+        }
         return "\n".join(f"{name:<30} {size / 2**20:10.1f} MiB" for name, size in rows.items())
 
 

@@ -59,10 +59,11 @@ def compile(
             container of tensors, which come detached, and of plain values, read when compiling.
         cross_terms: False, every use of a parameter counts as a parameter of its own in the
             Gramian (the gradients are the true ones either way); True, exactly `J Jᵀ`.
-        memory_budget: bytes, or a text such as "2GiB", that the Gramian may take beyond the
-            ordinary forward and backward; None: half of what those take, and 64 MiB at least.
-        retain: "cotangents" keeps them, or per-sample gradients, so that no second backward is
-            needed; "recompute" keeps what autograd would and runs one; "auto" does what fits.
+        memory_budget: bytes, or a text such as "2GiB", that a step may take beyond the ordinary
+            forward and backward; a batch for which nothing fits raises InvalidArgument, naming
+            the least that does. None: half of what those take, and 64 MiB at least.
+        retain: "cotangents" keeps them, or per-sample gradients, for `losses.backward`;
+            "recompute" keeps what autograd keeps and runs a second backward; "auto" does what fits.
         check: compare the first batch of every compiled program with the eager model, and test
             that samples are independent; costs one eager step and one more backward.
         plan: "cost" chooses how each use is contracted by formulas; "measure" times the best few,

@@ -118,11 +118,12 @@ def _with_derivatives(
     known |= {n for n in graph.nodes if n.op == "placeholder" and n.name not in (SEEDS, WEIGHTS)}
     moved = set()
     for node in graph.nodes:
-        pure = isinstance(node.target, torch._ops.OpOverload) and not is_random(node)
-        if pure and node not in before and node not in late:
-            if node.all_input_nodes and all(n in known for n in node.all_input_nodes):
-                moved.add(node)
-                known.add(node)
+        if node in before or node in late or is_random(node) or not node.all_input_nodes:
+            continue
+        pure = isinstance(node.target, torch._ops.OpOverload)
+        if pure and all(n in known for n in node.all_input_nodes):
+            moved.add(node)
+            known.add(node)
     return {n: None for n in graph.nodes if n in late or n in moved}
 
 

@@ -29,7 +29,7 @@ needs_opacus = pytest.mark.skipif(not importlib.util.find_spec("opacus"), reason
     [
         "SGD",
         "fxgram",
-        pytest.param("fxgram, recompute", marks=FAR_OFF),
+        "fxgram, recompute",
         pytest.param("fxgram, diagonal", marks=FAR_OFF),
         "TorchJD",
         pytest.param("Opacus", marks=needs_opacus),

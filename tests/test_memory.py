@@ -94,27 +94,28 @@ def test_prediction_prints_its_figures():
         fxgram.compile(nn.Linear(4, 3), squares).memory(torch.randn(0, 4))
 
 
-@pytest.mark.parametrize("case", ["alexnet-64", "transformer", "convolutions"])
+def linears():
+    layers = [m for _ in range(2) for m in (nn.Linear(128, 128), nn.LayerNorm(128), nn.Tanh())]
+    return nn.Sequential(*layers), torch.randn(64, 64, 128)
+
+
+@pytest.mark.parametrize("case", ["linears", "convolutions"])
 def test_budgets_are_kept(case, models):
-    model, x = models[case]
+    model, x = linears() if case == "linears" else models[case]
     set_gradients(model, False)
     ordinary = peak_bytes(lambda: squares(model, x).sum().backward())
-    expected = (
-        {n: p.grad.clone() for n, p in model.named_parameters()} if case != "alexnet-64" else None
-    )
-    with pytest.raises(
-        fxgram.InvalidArgument, match="memory_budget=1 bytes is too small"
-    ) as raised:
+    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
+    scale = max(gradient.abs().max() for gradient in expected.values())
+    with pytest.raises(fxgram.InvalidArgument, match="budget=1 bytes is too small") as raised:
         fxgram.compile(model, squares, check=False, memory_budget=1).memory(x)
     least = int(str(raised.value).split("needs ")[1].split()[0])
     for budget in (least, 2 * least, 8 * least):
         set_gradients(model, False)
         step = fxgram.compile(model, squares, check=False, memory_budget=budget)
         step.memory(x)
-        taken = peak_bytes(lambda: step(x)[0].sum().backward())
-        assert taken <= ordinary + budget + 0.02 * ordinary, (taken - ordinary, budget)
-        for name, p in model.named_parameters() if expected else ():
-            scale = max(g.abs().max() for g in expected.values())
+        taken = peak_bytes(lambda: step(x)[0].sum().backward())  # noqa: B023
+        assert taken <= ordinary + budget, (taken - ordinary, budget)
+        for name, p in model.named_parameters():
             assert (p.grad - expected[name]).abs().max() <= 1e-3 * scale, name
     set_gradients(model, False)
 
@@ -227,8 +228,11 @@ def contrastive(model, x):
 
 MODELS = {
     "[K, T]": (lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), two_losses, {}),
-    "coupled": (lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh()), contrastive, {"batch_dim": None}),
-    "batch norm": (lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)), squares,
+    "coupled": (
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh()),
+        contrastive, {"batch_dim": None}),
+    "batch norm": (lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)),
+                   squares,
                    {"batch_dim": None}),
     "cross terms": (Reused, squares, {"cross_terms": True}),
     "dropout": (lambda: nn.Sequential(nn.Linear(4, 9), nn.Dropout(), nn.Linear(9, 2)), squares, {}),
