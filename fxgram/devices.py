@@ -21,10 +21,10 @@ class Device:
     backward_call: float  # seconds of a call of a convolution's backward
 
 
-# CPU: fitted so that the choices for the models of benchmarks/cases.py cost least of what
-# plan="measure" timed, on one core of an AMD EPYC with AVX-512. The GPU row is an estimate.
+# CPU: fitted to what plan="measure" timed for the models of benchmarks/cases.py, and then to
+# whole steps, on one core of an AMD EPYC with AVX-512. The GPU row is an estimate.
 DEVICES = {
-    "cpu": Device(50e9, 100e9, 6e9, 30e9, 16e9, 3e9, 4e9, 3.5e9, 4e-6, 45e-6),
+    "cpu": Device(50e9, 100e9, 6e9, 30e9, 16e9, 3e9, 3e9, 2e9, 4e-6, 45e-6),
     "cuda": Device(20e12, 15e12, 1e12, 3e12, 2e12, 2e12, 1e12, 0.5e12, 5e-6, 30e-6),
 }
 
