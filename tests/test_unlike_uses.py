@@ -50,7 +50,7 @@ def jacobian(model, ids):
     [
         (7, {}, "gradients, kept"),
         (7, {"retain": "recompute"}, "gradients"),
-        (400, {"memory_budget": 20000}, "pairs"),
+        (400, {"memory_budget": 100_000}, "pairs"),
         (3000, {}, "pairs"),
     ],
 )
