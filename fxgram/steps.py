@@ -200,7 +200,8 @@ def _path(equation: str, shapes: tuple[tuple[int, ...], ...]) -> Path:
 
 def unit_of(product: Product, kernel: str, sizes: Mapping[str, int]) -> str:
     """Which rate of the device the per-sample gradients by a kernel run at."""
-    channels = min(product.channels, *(sizes[c] for c in product.result if c not in product.shared))
+    outputs = [sizes[c] for c in product.result if c not in product.shared]
+    channels = min([product.channels, *outputs])
     if kernel == "groups" and 1 < channels <= _NARROW:
         return "narrow"
     return product.unit

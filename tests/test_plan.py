@@ -20,7 +20,10 @@ LINEAR = Product("kso,ksi->oi")
 DENSE = Product("ko,ki->oi")
 CONVOLUTION = Product("kos,kis->oi", made="kis", kernels=("calls", "groups"), channels=64)
 EMBEDDING = Product("ksv,ksd->vd", one_hot=True)
-PRODUCTS = (LINEAR, DENSE, CONVOLUTION, EMBEDDING, Product("kos,kois->oi", kernels=("calls",)))
+PRODUCTS = (
+    *(LINEAR, DENSE, CONVOLUTION, EMBEDDING, Product("kos,kois->oi", kernels=("calls",))),
+    *(Product("k->"), Product("k,k->"), Product("ks,ks->")),
+)
 
 
 def sizes(product, **known):
