@@ -113,7 +113,7 @@ def test_budgets_are_kept(case, models):
         set_gradients(model, False)
         step = fxgram.compile(model, squares, check=False, memory_budget=budget)
         step.memory(x)
-        taken = peak_bytes(lambda step=step: step(x)[0].sum().backward())  # noqa: B023
+        taken = peak_bytes(lambda step=step: step(x)[0].sum().backward())
         assert taken <= ordinary + budget, (taken - ordinary, budget)
         for name, p in model.named_parameters():
             assert (p.grad - expected[name]).abs().max() <= 1e-3 * scale, name
