@@ -175,14 +175,11 @@ def gramian_of_pairs(
     with the columns from its own on, those of later blocks twice. To each of `biases` that are
     added to the same output belongs an input of ones: `A Aᵀ + biases`.
     """
-    inputs, result = equation.split("->")
-    terms = inputs.split(",")
-    shared = [label for label in result if sum(label in term for term in terms) > 1]
+    terms, shared, positions = _labels(equation, factors)
     k = factors[0].shape[0]
-    positions = max((f.shape[t.index("s")] for t, f in zip(terms, factors) if "s" in t), default=1)
     ids = None if one_hot is None else factors[0].reshape(k * positions)
     rows = [
-        _pair_rows(term, factor.to(dtype), shared, positions)
+        _rows(term, factor.to(dtype), shared, positions, of_samples=False)
         for at, (term, factor) in enumerate(zip(terms, factors))
         if at or ids is None
     ]
@@ -264,16 +261,32 @@ def _aligned(value: Tensor, labels: str, wanted: str) -> Tensor:
     return value[tuple(slice(None) if c in labels else None for c in wanted)]
 
 
-def _pair_rows(term: str, factor: Tensor, shared: list[str], positions: int) -> Tensor:
-    """`[*shared, k * s, own]` of one factor, ones where it lacks a shared label."""
+def _labels(equation: str, factors: Sequence[Tensor]) -> tuple[list[str], list[str], int]:
+    """Labels of each factor, those of the parameter that several have, number of positions."""
+    inputs, result = equation.split("->")
+    terms = inputs.split(",")
+    shared = [label for label in result if sum(label in term for term in terms) > 1]
+    positions = max((f.shape[t.index("s")] for t, f in zip(terms, factors) if "s" in t), default=1)
+    return terms, shared, positions
+
+
+def _rows(
+    term: str, factor: Tensor, shared: list[str], positions: int, *, of_samples: bool
+) -> Tensor:
+    """`[*shared, k * s, own]` of one factor, or `[k, *shared, s, own]` of each sample.
+
+    Dims of size 1 where it lacks a shared label, the same row at all positions where it has none.
+    """
     if "s" not in term:
         factor, term = factor.unsqueeze(-1).expand(*factor.shape, positions), term + "s"
     own = [label for label in term if label not in "ks" and label not in shared]
-    order = [*(label for label in shared if label in term), "k", "s", *own]
+    mine = [label for label in shared if label in term]
+    order = ["k", *mine, "s", *own] if of_samples else [*mine, "k", "s", *own]
     moved = factor.permute([term.index(label) for label in order])
     sizes = dict(zip(order, moved.shape))
     lead = [sizes.get(label, 1) for label in shared]
-    return moved.reshape(*lead, sizes["k"] * sizes["s"], math.prod(sizes[c] for c in own))
+    rows = [sizes["k"], *lead, sizes["s"]] if of_samples else [*lead, sizes["k"] * sizes["s"]]
+    return moved.reshape(*rows, math.prod(sizes[c] for c in own))
 
 
 def norms_of_jacobian(total: Tensor | None, jacobian: Tensor, dtype: torch.dtype) -> Tensor:
@@ -308,10 +321,7 @@ def norms_of_pairs(
 
     `"kso,ksi->oi"`: `sum_st (sum_o B[k,s,o] B[k,t,o]) (sum_i A[k,s,i] A[k,t,i])`.
     """
-    inputs, result = equation.split("->")
-    terms = inputs.split(",")
-    shared = [label for label in result if sum(label in term for term in terms) > 1]
-    positions = max((f.shape[t.index("s")] for t, f in zip(terms, factors) if "s" in t), default=1)
+    terms, shared, positions = _labels(equation, factors)
     found = []
     for parts in zip(*(factor.tensor_split(blocks) for factor in factors)):
         product = None
@@ -319,7 +329,7 @@ def norms_of_pairs(
             if at == 0 and one_hot is not None:
                 product = (factor[:, :, None] == factor[:, None]).to(dtype)
                 continue
-            rows = _sample_rows(term, factor.to(dtype), shared, positions)
+            rows = _rows(term, factor.to(dtype), shared, positions, of_samples=True)
             pair = rows @ rows.mT
             pair = pair + biases if biases and at else pair
             product = pair if product is None else product.mul_(pair)
@@ -337,15 +347,3 @@ def cross_norms(
 ) -> Tensor:
     """Add twice the inner products of each sample's gradients of unlike uses."""
     return total.add_(_cross(dtype, equations, one_hots, "kt", factors), alpha=2)
-
-
-def _sample_rows(term: str, factor: Tensor, shared: list[str], positions: int) -> Tensor:
-    """`[k, *shared, s, own]` of one factor, ones where it lacks a shared label."""
-    if "s" not in term:
-        factor, term = factor.unsqueeze(-1).expand(*factor.shape, positions), term + "s"
-    own = [label for label in term if label not in "ks" and label not in shared]
-    order = ["k", *(label for label in shared if label in term), "s", *own]
-    moved = factor.permute([term.index(label) for label in order])
-    sizes = dict(zip(order, moved.shape))
-    lead = [sizes.get(label, 1) for label in shared]
-    return moved.reshape(sizes["k"], *lead, sizes["s"], math.prod(sizes[c] for c in own))
