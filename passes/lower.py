@@ -127,7 +127,7 @@ class _Lowering:
             return tuple(rows)
         body, operands = extract(group, list(found), with_sites=False)
         module = RegionPullback(body, len(group.uses), len(rows))
-        return self.call_module(group, module, operands, rows)
+        return self.call_module(group, module, operands, rows, rows[0].meta["val"].shape[0])
 
     def loss_by_loss(self, groups: tuple[UseGroup, ...]) -> list[Contribution]:
         """Take the per-loss gradients that the trace already holds, one for each use."""
@@ -292,12 +292,17 @@ class _Lowering:
                 axes.append(axis)
         body, operands = extract(group, ends, with_sites=True)
         module = PerSampleVJP(body, len(group.uses), tuple(axes))
-        return self.call_module(group, module, operands, cotangents)
+        return self.call_module(group, module, operands, cotangents, self.samples())
 
     def call_module(
-        self, group: UseGroup, module: torch.nn.Module, operands: list[fx.Node], rows: list[fx.Node]
+        self,
+        group: UseGroup,
+        module: torch.nn.Module,
+        operands: list[fx.Node],
+        rows: list[fx.Node],
+        count: int | torch.SymInt,
     ) -> tuple[fx.Node, ...]:
-        """Emit a call of `module` and one node for each of the per-sample gradients it returns."""
+        """Emit a call of `module` and a node for each of the `[count, ...]` that it returns."""
         name = f"{type(module).__name__}_{group.uses[0].name}_{len(self.gm._modules)}"
         self.gm.add_submodule(name, module)
         inputs = [self.values[n.name] for n in operands]
@@ -309,7 +314,7 @@ class _Lowering:
         for at, use in enumerate(group.uses):
             with graph.inserting_before(self.emitter.output):
                 item = graph.call_function(operator.getitem, (call, at))
-            val = rows[0].meta["val"].new_empty(self.samples(), *use.meta["val"].shape)
+            val = rows[0].meta["val"].new_empty(count, *use.meta["val"].shape)
             item.meta.update(val=val, emitted=True)
             found.append(item)
         return tuple(found)
