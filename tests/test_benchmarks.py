@@ -20,7 +20,6 @@ from fxgram.cli import run
 
 TINY = Case(partial(mlp, 5, 6, 6, 10), 4, (5,))
 SENTENCES = Case(partial(LanguageModel, 11, 5, 12, 2), 3, (5,), 11, next_token)
-FAR_OFF = pytest.mark.xfail(reason="not implemented yet", strict=False)
 needs_opacus = pytest.mark.skipif(not importlib.util.find_spec("opacus"), reason="needs opacus")
 
 
@@ -30,7 +29,7 @@ needs_opacus = pytest.mark.skipif(not importlib.util.find_spec("opacus"), reason
         "SGD",
         "fxgram",
         "fxgram, recompute",
-        pytest.param("fxgram, diagonal", marks=FAR_OFF),
+        "fxgram, diagonal",
         "TorchJD",
         pytest.param("Opacus", marks=needs_opacus),
         "vmap(grad)",
