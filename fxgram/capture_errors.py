@@ -31,9 +31,10 @@ def user_line(error: BaseException) -> str | None:
 def control_flow(at: str) -> CaptureError:
     """The error for operators that take branches or bodies."""
     return CaptureError(
-        f"Control flow as an operator (torch.cond, scan, while_loop, flex_attention){at} is not "
-        "supported: its branches hide operators. Compute both branches and choose with "
-        "torch.where, write loops in Python, and use F.scaled_dot_product_attention."
+        f"Control flow as an operator (scan, while_loop, flex_attention, cond with random "
+        f"numbers or state in its branches){at} is not supported: its bodies hide operators. "
+        "Compute both branches and choose with torch.where, write loops in Python, and use "
+        "F.scaled_dot_product_attention."
     )
 
 

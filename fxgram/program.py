@@ -189,8 +189,9 @@ class Program:
         try:
             return within(limit, retain, excess, make)
         except OverBudget as error:
+            losses = self.losses_like(samples).numel()
             raise InvalidArgument(
-                f"memory_budget={limit} bytes is too small: with {samples} samples the Gramian "
+                f"memory_budget={limit} bytes is too small: with {losses} losses the {product} "
                 f"needs {math.ceil(error.least)} bytes beyond the ordinary forward and backward."
             ) from None
 

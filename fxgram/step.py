@@ -3,6 +3,7 @@
 import copy
 import logging
 import re
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ from fxgram.symbolic import Symbolic
 from fxgram.symbolic import explain as formulas
 from fxgram.timings import described
 
+_COMPILING = threading.RLock()  # tracing puts stand-ins into models and modes onto PyTorch's stacks
 _KEPT = 8  # programs for one kind of batch
 _log = logging.getLogger("fxgram")
 
@@ -74,8 +76,8 @@ def compile(
     The losses may come as a tuple, list or dict, also nested, in the order of
     `torch.utils._pytree` (dicts as written). With `batch_dim=None` the tensors are flattened and
     follow each other: `{"a": [2], "b": []}` gives losses `[3]`. Otherwise every tensor holds the
-    samples on its first axis and they stand side by side: `{"a": [K], "b": [K, 2]}` gives
-    `[K, 3]`, whose rows follow `losses.flatten()`, sample by sample.
+    samples on its first axis and they stand side by side: `{"a": [K], "b": [K, 2]}` gives columns
+    of `[K, 3]`, whose rows follow `losses.flatten()`, sample by sample.
 
     The objective may differentiate inside: torch.func, or torch.autograd.grad with
     `create_graph=True`. Such a program may hold for one batch size alone.
@@ -134,7 +136,10 @@ def _bytes(budget: Any) -> int | None:
         return int(float(found[1]) * _UNITS[found[2]])
     if isinstance(budget, int) and not isinstance(budget, bool) and budget > 0:
         return budget
-    raise InvalidArgument(f"memory_budget={budget!r}: expected bytes, or a text such as '2GiB'.")
+    raise InvalidArgument(
+        f"memory_budget={budget!r}: expected bytes, or a text such as '2GiB' (B, kB, "
+        "MB, GB, TB, KiB, MiB, GiB, TiB)."
+    )
 
 
 class GramianStep:
@@ -186,9 +191,15 @@ class GramianStep:
         self._refuse(batch)
         if batch.size == 0:
             return self._empty(batch, product)
+        if self._batch_dim is None and not all(t.numel() for t in batch.tensors):
+            with frozen_state(self._objective.model, tensors=True):
+                if not self._objective(batch, batch.tensors).losses.numel():
+                    return self._empty(batch, product)
         with autocast(batch.autocast, enabled=False):
-            program = self._program(batch)
-            found = program.planned(batch.size, product)(batch.tensors)
+            with _COMPILING:
+                program = self._program(batch)
+                planned = program.planned(batch.size, product)
+            found = planned(batch.tensors)
         return self._results(*found, program.captured.aux)
 
     def prepare(self, *args: Any, **kwargs: Any) -> "GramianStep":
@@ -280,6 +291,10 @@ class GramianStep:
                     )
 
     def _program(self, batch: Batch) -> Program:
+        with _COMPILING:
+            return self._compiled(batch)
+
+    def _compiled(self, batch: Batch) -> Program:
         entries = self._programs.setdefault(batch.key, [])
         for guard, program in entries:
             if program.serves(batch.size) and guard.holds():

@@ -33,7 +33,7 @@ def cache_file(device: torch.device) -> Path:
     )
     words = f"{described(device)} torch {torch.__version__}"
     name = re.sub(r"[^\w.+]+", "-", words).strip("-")
-    return Path(folder) / f"{name}.json"
+    return Path(folder).expanduser() / f"{name}.json"
 
 
 def described(device: torch.device) -> str:

@@ -62,6 +62,8 @@ class Watch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if torch.compiler.is_dynamo_compiling():  # branches of torch.cond, which become sub-graphs
+            return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if name in _HOOKS:
             raise CaptureError(

@@ -9,6 +9,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from passes.autocast import under_autocast
+from passes.dependence import is_random
 from passes.functionalize import written_arguments
 from passes.opaque import Hooked
 from passes.spec import PassError, Spec, tensors
@@ -122,6 +123,8 @@ class _Flattener:
                 env[node] = self._region(node, env, modes)
             elif node.target is operator.getitem and isinstance(env[node.args[0]], tuple | list):
                 env[node] = env[node.args[0]][node.args[1]]
+            elif node.target is torch.ops.higher_order.cond:
+                env[node] = self._cond(node, env, modes)
             elif isinstance(node.target, torch._ops.HigherOrderOperator):
                 raise PassError("control flow", node.target.__name__, (node,))
             elif getattr(node.target, "_opname", node.name) not in _ASSERTIONS:
@@ -170,6 +173,38 @@ class _Flattener:
         inner = [n for n in module.graph.nodes if n.op == "placeholder"]
         bound = {p: env[o] if isinstance(o, fx.Node) else o for p, o in zip(inner, operands)}
         return self.inline(module, bound, modes)
+
+    def _cond(self, node: fx.Node, env: dict[fx.Node, Any], modes: _Modes) -> list[fx.Node]:
+        """Run both branches and choose with `where`, also between each operand and itself detached.
+
+        So no gradient reaches an operand through the branch that is not taken, not even NaN.
+        """
+        predicate, *branches, operands = node.args
+        chosen = env[predicate]
+        results = []
+        for at, branch in enumerate(branches):
+            module = env[branch]
+            inner = [n for n in module.graph.nodes if n.op == "placeholder"]
+            if any(is_random(n) for n in module.graph.nodes if n.op == "call_function"):
+                raise PassError("control flow", "random numbers in a branch of cond", (node,))
+            bound = {
+                p: self._only_if(env[o], chosen, at == 0, node) if isinstance(o, fx.Node) else o
+                for p, o in zip(inner, operands)
+            }
+            results.append(self.inline(module, bound, modes))
+        return [self._where(chosen, a, b, node) for a, b in zip(*results)]
+
+    def _only_if(self, value: fx.Node, chosen: fx.Node, wanted: bool, node: fx.Node) -> fx.Node:
+        detached = self._detach(value)
+        if detached is value:
+            return value
+        pair = (value, detached) if wanted else (detached, value)
+        return self._where(chosen, *pair, node)
+
+    def _where(self, chosen: Any, a: Any, b: Any, node: fx.Node) -> fx.Node:
+        found = self.graph.call_function(aten.where.self, (chosen, a, b))
+        found.meta = {**node.meta, "val": a.meta["val"]}
+        return found
 
     def _placeholder(self, node: fx.Node) -> fx.Node:
         copy = self.graph.node_copy(node)
