@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fxgram.costs import Cost, choice_name, cost, evaluated, numbers, total
-from fxgram.devices import device
-from fxgram.plan import Plan
-from fxgram.steps import Product
+from fxgram.planning.costs import Cost, choice_name, cost, evaluated, numbers, total
+from fxgram.planning.devices import device
+from fxgram.planning.plan import Plan
+from fxgram.planning.steps import Product
 from passes import Choice, Contribution, Factors, PassRecord
 
 

@@ -6,10 +6,10 @@ import torch
 import typer
 
 from fxgram import symbolic
-from fxgram.devices import device
 from fxgram.explain import table
-from fxgram.steps import Product
-from fxgram.timings import described
+from fxgram.planning.devices import device
+from fxgram.planning.steps import Product
+from fxgram.planning.timings import described
 
 _LAYER = Product("kso,ksi->oi")
 

@@ -10,13 +10,13 @@ import torch
 from torch import fx, nn
 
 import passes
-from fxgram import memory
 from fxgram.backward import attach
 from fxgram.captured import Captured
 from fxgram.errors import InvalidArgument, InvalidBatch
-from fxgram.footprint import footprint, ordinary_backward, sized
-from fxgram.measure import Measured
-from fxgram.plan import Budget, OverBudget, Plan, candidates, plan, within
+from fxgram.planning import memory
+from fxgram.planning.footprint import footprint, ordinary_backward, sized
+from fxgram.planning.measure import Measured
+from fxgram.planning.plan import Budget, OverBudget, Plan, candidates, plan, within
 from fxgram.rules import find
 from passes import GradientPart, PassRecord, Spec
 

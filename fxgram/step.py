@@ -16,14 +16,14 @@ from fxgram.compilation import compile_program
 from fxgram.errors import InvalidArgument, InvalidBatch, InvalidLosses
 from fxgram.explain import Explanation, PassTable
 from fxgram.guards import Guard
-from fxgram.memory import Memory
 from fxgram.models import unwrapped
+from fxgram.planning.memory import Memory
+from fxgram.planning.timings import described
 from fxgram.program import Options, Product, Program
 from fxgram.returned import Aux, Objective
 from fxgram.state import frozen_state
 from fxgram.symbolic import Symbolic
 from fxgram.symbolic import explain as formulas
-from fxgram.timings import described
 
 _COMPILING = threading.RLock()  # tracing puts stand-ins into models and modes onto PyTorch's stacks
 _KEPT = 8  # programs for one kind of batch

@@ -7,10 +7,10 @@ from typing import Any
 
 import sympy
 
-from fxgram.costs import Cost, candidates_at, choice_name, device_of, numbers
-from fxgram.devices import Device
 from fxgram.explain import table
-from fxgram.steps import PARTS, Path, Product, path_of, steps, symbol
+from fxgram.planning.costs import Cost, candidates_at, choice_name, device_of, numbers
+from fxgram.planning.devices import Device
+from fxgram.planning.steps import PARTS, Path, Product, path_of, steps, symbol
 from passes import Choice, Contribution
 
 MOST = 2**12  # crossovers are looked for from 1 up to this size

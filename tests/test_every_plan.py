@@ -8,8 +8,8 @@ from oracle import assert_gradients_close, assert_gramian_close, evaluate, gradi
 from zoo import CASES
 
 import fxgram
-from fxgram import plan
 from fxgram.batch import flatten
+from fxgram.planning import plan
 from passes import Choice
 
 WAYS = ("pairs", "slices", "calls", "groups", "columns")

@@ -10,8 +10,8 @@ from agreement import assert_agrees
 from torch import nn
 
 import fxgram
-from fxgram import measure, timings
-from fxgram.costs import choice_name
+from fxgram.planning import measure, timings
+from fxgram.planning.costs import choice_name
 from passes import Choice
 
 K = 6

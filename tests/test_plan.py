@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 import fxgram
-from fxgram import costs
-from fxgram.costs import candidates_at, cost_at
-from fxgram.devices import DEVICES
-from fxgram.plan import Budget, OverBudget, plan
-from fxgram.steps import Product, path_of
+from fxgram.planning import costs
+from fxgram.planning.costs import candidates_at, cost_at
+from fxgram.planning.devices import DEVICES
+from fxgram.planning.plan import Budget, OverBudget, plan
+from fxgram.planning.steps import Product, path_of
 from passes import Choice
 
 CPU = DEVICES["cpu"]

@@ -12,10 +12,10 @@ from torch import nn
 
 import fxgram
 from fxgram import symbolic
-from fxgram.costs import candidates_at, choice_name, cost_at
-from fxgram.devices import DEVICES
 from fxgram.orders import report
-from fxgram.steps import PARTS, Product, path_of, symbol
+from fxgram.planning.costs import candidates_at, choice_name, cost_at
+from fxgram.planning.devices import DEVICES
+from fxgram.planning.steps import PARTS, Product, path_of, symbol
 from passes import Choice
 
 CPU = DEVICES["cpu"]

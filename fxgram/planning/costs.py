@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import sympy
 
-from fxgram.devices import Device, device
-from fxgram.steps import PARTS, Path, Product, Step, path_of, steps, symbol, unit_of
+from fxgram.planning.devices import Device, device
+from fxgram.planning.steps import PARTS, Path, Product, Step, path_of, steps, symbol, unit_of
 from passes import Choice, Factors
 
 _PAIRS, _ROWS = 8, 80  # most blocks of rows, and least rows of a block, of a Gramian of pairs

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from fxgram.costs import FRESH, Cost, candidates, device_of, numbers
-from fxgram.costs import held as _held
-from fxgram.steps import made
+from fxgram.planning.costs import FRESH, Cost, candidates, device_of, numbers
+from fxgram.planning.costs import held as _held
+from fxgram.planning.steps import made
 from passes import Choice, Contribution, Factors
 
 

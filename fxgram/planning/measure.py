@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxgram import costs, timings
-from fxgram.costs import Cost, choice_name, numbers
-from fxgram.subgraph import Cutter, Subgraph, stand_in
+from fxgram.planning import costs, timings
+from fxgram.planning.costs import Cost, choice_name, numbers
+from fxgram.planning.subgraph import Cutter, Subgraph, stand_in
 from passes import Choice, Contribution, Factors, Spec
 
 WITHIN, MOST = 4.0, 5  # how far from the cheapest by the model, and how many, are timed

@@ -15,7 +15,7 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fxgram.workspace import workspace
+from fxgram.planning.workspace import workspace
 from passes import Partition, evaluated
 
 
