@@ -21,6 +21,7 @@ from fxgram.rules import find
 from passes import GradientPart, PassRecord, Spec
 
 Product = Literal["gramian", "diagonal"]
+_STEPS = 8  # of a backward for each loss, if no budget asks for more
 _FREE = 2**26  # bytes that nobody misses: PyTorch itself takes several times as many
 # passes that depend on the batch size, through the plan
 _PLANNED = ("contract", "recompute", "clean", "schedule")
@@ -63,6 +64,7 @@ class Program:
             captured.inputs, captured.samples, rules, calls=captured.calls,
             loss_by_loss=loss_by_loss, count=samples if one_size else None,
             cross_terms=cross_terms,
+            rows=self._rows(samples) if loss_by_loss else 1,
         )  # fmt: skip
         fixed = [p for p in passes.PASSES if p.__name__ not in _PLANNED]
         first = 1 + next(at for at, p in enumerate(fixed) if p.__name__ == "batch_axes")
@@ -73,6 +75,14 @@ class Program:
         self._choices: dict[tuple[int, Product, bool], Planned] = {}
         self._plans: dict[tuple[int, Product, bool], Plan] = {}
         self.last_samples = samples
+
+    def _rows(self, samples: int) -> int:
+        """How many losses go backward at once: each such step is traced, so eight if unasked."""
+        limit = self.options.memory_budget
+        rows = memory.rows_at_once(self.captured.gm, samples, limit or _FREE)
+        *_, output = self.captured.gm.graph.nodes
+        losses = output.args[0][0].meta["val"]
+        return rows if limit else max(rows, math.ceil(losses.numel() / _STEPS))
 
     @property
     def records(self) -> list[PassRecord]:

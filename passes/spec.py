@@ -35,7 +35,7 @@ class Spec:
     loss_by_loss: bool = False
     count: int | None = None  # without a symbol: the size that an axis of the losses must have
     cross_terms: bool = False  # whether uses of one parameter are added before they are squared
-    rows: int = 32  # losses whose backward passes run at once where there is one for each loss
+    rows: int = 1  # losses whose backward passes run at once where there is one for each loss
 
 
 class PassError(Exception):

@@ -34,6 +34,17 @@ class Memory:
         return "\n".join(f"{name:<30} {size / 2**20:10.1f} MiB" for name, size in rows.items())
 
 
+def rows_at_once(captured: fx.GraphModule, samples: int, limit: int) -> int:
+    """How many losses may go backward at once, each with cotangents of all values, within a limit.
+
+    One at least. Fewer than all of them cost calls, not arithmetic.
+    """
+    values = [v for n in captured.graph.nodes for v in tensors(n.meta.get("val"))
+              if n.op != "placeholder" and v.is_floating_point()]  # fmt: skip
+    each = sum(nbytes(v, samples) for v in values)
+    return max(1, limit // max(2 * each, 1))  # a cotangent, and what it is made from
+
+
 def ordinary(lowered: fx.GraphModule, spec: Spec, samples: int) -> float:
     """Bytes that the ordinary forward and backward take: kept activations, and gradients."""
     gradients = sum(
