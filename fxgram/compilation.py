@@ -11,7 +11,8 @@ from fxgram.checks import check as check_program
 from fxgram.diagnosis import raise_for, untraceable
 from fxgram.errors import FxgramError
 from fxgram.models import refuse_model
-from fxgram.program import Options, Program
+from fxgram.options import Options
+from fxgram.program import Program
 from fxgram.returned import Objective
 from passes import PassError
 

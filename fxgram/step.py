@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +16,10 @@ from fxgram.errors import InvalidArgument, InvalidBatch, InvalidLosses
 from fxgram.explain import Explanation, PassTable
 from fxgram.guards import Guard
 from fxgram.models import unwrapped
+from fxgram.options import Options
 from fxgram.planning.memory import Memory
 from fxgram.planning.timings import described
-from fxgram.program import Options, Product, Program
+from fxgram.program import Product, Program
 from fxgram.returned import Aux, Objective
 from fxgram.state import frozen_state
 from fxgram.symbolic import Symbolic
@@ -98,8 +98,7 @@ def compile(
     for name, (value, default) in reserved.items():
         if value is not default and value != default:
             raise NotImplementedError(f"{name}={value!r} is not implemented yet; leave it out")
-    _one_of("retain", retain, ("auto", "cotangents", "recompute"))
-    _one_of("plan", plan, ("cost", "measure"))
+    options = Options.of(memory_budget, retain, plan)
     if not isinstance(model, nn.Module):
         raise InvalidArgument(f"`model` must be an nn.Module, not {type(model).__name__}.")
     if objective is not None and not callable(objective):
@@ -107,39 +106,10 @@ def compile(
     validate_batch_dim(batch_dim)
     model = unwrapped(model)
     objective = Objective(model, objective, bool(aux))
-    options = Options(_bytes(memory_budget), retain, plan)
     step = GramianStep(objective, batch_dim, bool(cross_terms), bool(check), options)
     if example is not None:
         step.prepare(*(example if isinstance(example, tuple | list) else (example,)))
     return step
-
-
-def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
-    if value not in known:
-        listed = ", ".join(map(repr, known))
-        raise InvalidArgument(f"{name}={value!r}: expected one of {listed}.")
-
-
-_UNITS = {"B": 1, **{f"{p}B": 1000**n for n, p in enumerate("kMGT", 1)},
-          **{f"{p}iB": 1024**n for n, p in enumerate("KMGT", 1)}}  # fmt: skip
-
-
-def _bytes(budget: Any) -> int | None:
-    """Bytes from a number, or from a text such as "2GiB" or "500 MB".
-
-    Raises: InvalidArgument.
-    """
-    if budget is None:
-        return None
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMGT]?i?B)\s*", str(budget))
-    if found and found[2] in _UNITS:
-        return int(float(found[1]) * _UNITS[found[2]])
-    if isinstance(budget, int) and not isinstance(budget, bool) and budget > 0:
-        return budget
-    raise InvalidArgument(
-        f"memory_budget={budget!r}: expected bytes, or a text such as '2GiB' (B, kB, "
-        "MB, GB, TB, KiB, MiB, GiB, TiB)."
-    )
 
 
 class GramianStep:
@@ -189,12 +159,8 @@ class GramianStep:
     def _run(self, product: Product, args: tuple, kwargs: dict[str, Any]) -> tuple:
         batch = flatten(args, kwargs, self._batch_dim)
         self._refuse(batch)
-        if batch.size == 0:
+        if batch.size == 0 or self._has_no_losses(batch):
             return self._empty(batch, product)
-        if self._batch_dim is None and not all(t.numel() for t in batch.tensors):
-            with frozen_state(self._objective.model, tensors=True):
-                if not self._objective(batch, batch.tensors).losses.numel():
-                    return self._empty(batch, product)
         with autocast(batch.autocast, enabled=False):
             with _COMPILING:
                 program = self._program(batch)
@@ -320,6 +286,14 @@ class GramianStep:
         self._last = program
         program.last_samples = batch.size
         return program
+
+    def _has_no_losses(self, batch: Batch) -> bool:
+        """Whether losses that may share samples are none, which only the eager model tells."""
+        if self._batch_dim is not None or all(t.numel() for t in batch.tensors):
+            return False
+        with torch.no_grad(), frozen_state(self._objective.model, tensors=True):
+            losses = self._objective(batch, batch.tensors).losses
+        return isinstance(losses, Tensor) and not losses.numel()
 
     def _empty(self, batch: Batch, product: Product) -> tuple:
         """No samples: there is nothing to share, so the eager model itself runs."""

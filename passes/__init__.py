@@ -35,6 +35,7 @@ from passes.operands import Operands as Operands
 from passes.partition import GradientPart as GradientPart
 from passes.partition import Partition as Partition
 from passes.partition import partition as partition
+from passes.reach import dependents as dependents
 from passes.recompute import recompute
 from passes.schedule import merge_masks as merge_masks
 from passes.schedule import schedule

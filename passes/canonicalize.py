@@ -31,10 +31,13 @@ def canonicalize(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     before   z = wrap_with_autocast("cpu", bfloat16, True, ..., submod, x, w)
     becomes  z = linear_under_autocast(x, w)         every operator that autocast changes
 
+    before   (z,) = cond(p, f, g, (x,))
+    becomes  z = where(p, f(where(p, x, detach(x))), g(where(p, detach(x), x)))
+
     before   (z,) = fxgram.call([x], [], 3)          a marker that capture left
     becomes  (z,) = Round([x], [])                   what key 3 stands for
 
-    Raises: PassError "control flow" for a region that cannot be inlined (cond, scan, ...).
+    Raises: PassError "control flow" for a region that cannot be inlined (scan, ...).
     """
     flat = _Flattener(gm, spec)
     flat.inline(gm, {}, _Modes())

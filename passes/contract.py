@@ -2,50 +2,27 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
 import torch
 from torch import fx
 
-from passes import kernels
 from passes.annotations import SampleAxis, facts
 from passes.dead import drop_dead_nodes
 from passes.differentiate import WEIGHTS
 from passes.driver import copy_graph
 from passes.emit import emit_jacobian
 from passes.factors import Choice, Contribution, Factors
+from passes.kernels import weighted_gradient
 from passes.operands import Emitter
+from passes.products import PRODUCTS, Product
 from passes.spec import Spec
 
 aten = torch.ops.aten
 _SMALL = 2**12  # columns of per-sample gradients that are not worth a product of their own
 _RESULTS = ("losses", "aux", "mutated", "cotangents", "gradients")
-
-
-@dataclass(frozen=True)
-class Product:
-    """The kernels that add one contribution to a product of the per-loss gradients."""
-
-    of_jacobian: Callable
-    in_slices: Callable
-    of_pairs: Callable
-    of_unlike: Callable
-    dims: int  # of the result: a matrix of rows and columns, or one number for each row
-
-
-PRODUCTS = {
-    "gramian": Product(
-        kernels.gramian_of_jacobian, kernels.gramian_in_slices, kernels.gramian_of_pairs,
-        kernels.cross_gramian, 2,
-    ),
-    "diagonal": Product(
-        kernels.norms_of_jacobian, kernels.norms_in_slices, kernels.norms_of_pairs,
-        kernels.cross_norms, 1,
-    ),
-}  # fmt: skip
 
 
 def contract(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
@@ -268,5 +245,5 @@ def _from_kept(
         if jacobians:
             value = gradients[placeholder].meta["val"]
             arguments = (rows, list(value.shape), value.dtype, *jacobians)
-            found[placeholder] = emitter.call(kernels.weighted_gradient, *arguments, val=value)
+            found[placeholder] = emitter.call(weighted_gradient, *arguments, val=value)
     return found

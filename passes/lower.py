@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from passes.annotations import KEY, SampleAxis, facts, operator_name, source_line
+from passes.cross_terms import add_uses
 from passes.emit import add_up, concatenate, emit_jacobian
 from passes.extract import extract
 from passes.factors import Contribution, Factors, Use
@@ -18,7 +19,7 @@ from passes.pull_back import pull_back
 from passes.sites import Site, UseGroup
 from passes.spec import PassError, Spec, tensors
 from passes.targets import overload
-from passes.views import chain, is_isometric
+from passes.views import is_isometric
 
 aten = torch.ops.aten
 
@@ -46,7 +47,11 @@ def lower(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
         raise PassError("uncovered", "uses that nothing covers", tuple(uncovered))
     if not lowered:
         raise PassError("no parameter", "no trainable parameter reaches the losses")
-    contributions = lowering.add_uses(lowered) if spec.cross_terms else [c for _, c in lowered]
+    contributions = (
+        add_uses(lowering.emitter, lowering.values, lowered, lowering.gradients_of)
+        if spec.cross_terms
+        else [c for _, c in lowered]
+    )
     facts(gm)["contributions"] = tuple(contributions)
     return gm
 
@@ -113,6 +118,10 @@ class _Lowering:
                 found.setdefault(site.operand, []).append(factors)
         return {operand: concatenate(self.emitter, several) for operand, several in found.items()}
 
+    def gradients_of(self, group: UseGroup) -> tuple[fx.Node, ...]:
+        """Per-sample gradients of the uses of a group that has rules."""
+        return self.gradients(group, self.factors(group))
+
     def gradients(
         self, group: UseGroup, found: dict[fx.Node, list[Factors]]
     ) -> tuple[fx.Node, ...]:
@@ -148,67 +157,6 @@ class _Lowering:
             uses = tuple(use for use, _ in several)
             contributions.append(Contribution(uses, "losses", None, (total,)))
         return contributions
-
-    def add_uses(self, lowered: list[tuple[UseGroup, Contribution]]) -> list[Contribution]:
-        """Add the uses of each parameter before they are squared: exact cross terms.
-
-        Uses by like operators are concatenated along the summed positions, which costs no more
-        than the uses themselves. Unlike ones are paired, factors with factors, or their per-sample
-        gradients are added: the planner chooses. Without factors only the latter is possible.
-        """
-        counts = Counter(use.parameter for _, c in lowered for use in c.uses)
-        kept = [c for _, c in lowered if all(counts[u.parameter] == 1 for u in c.uses)]
-        parts: dict[str, list[tuple[Use, UseGroup, Contribution, int]]] = {}
-        for group, contribution in lowered:
-            if any(counts[use.parameter] > 1 for use in contribution.uses):
-                for at, use in enumerate(contribution.uses):
-                    parts.setdefault(use.parameter, []).append((use, group, contribution, at))
-        pulled: dict[UseGroup, tuple[fx.Node, ...]] = {}
-        for found in parts.values():
-            uses = tuple(use for use, *_ in found)
-            summands, direct = self.summands(found)
-            if len(summands) == 1:
-                kept.append(Contribution(uses, "sum", summands[0], (), tuple(summands), direct))
-                continue
-            for _, group, contribution, _ in found:
-                if group not in pulled:
-                    again = contribution.factors is not None
-                    pulled[group] = (
-                        self.gradients(group, self.factors(group))
-                        if again
-                        else contribution.jacobians
-                    )
-            total = add_up(self.emitter, [pulled[group][at] for _, group, _, at in found])
-            every = tuple(summands) or tuple(f for _, _, c, _ in found for f in c.all_factors)
-            pairs = tuple(summands)
-            kept.append(Contribution(uses, "sum", None, (total,), every, summands=pairs))
-        return kept
-
-    def summands(
-        self, found: list[tuple[Use, UseGroup, Contribution, int]]
-    ) -> tuple[list[Factors], bool]:
-        """Factors of the uses of one parameter, like ones concatenated; none if some have none.
-
-        Also whether they are those of the parameter itself, not of a view of it.
-        """
-        groups = [group for _, group, _, _ in found]
-        factors = [c.factors for _, _, c, _ in found if c.factors is not None]
-        if len(factors) < len(found):
-            return [], False
-        if len({chain(group) for group in groups}) == 1:  # the same view of it each time
-            return concatenate(self.emitter, factors), not groups[0].region
-        pulled = []
-        for group, one in zip(groups, factors):
-            if group.region:
-                site = group.sites[0].operand
-                through = pull_back(self.emitter, group, site, one, self.values)
-                if through is None:
-                    return [], False
-                one = through[0]
-            pulled.append(one)
-        if len({len(one.equation.split("->")[1]) for one in pulled}) > 1:
-            return [], False
-        return concatenate(self.emitter, pulled), True
 
     def use(self, node: fx.Node, group: UseGroup) -> Use:
         site = group.sites[0].node

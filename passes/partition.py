@@ -13,6 +13,7 @@ from passes.dead import drop_dead_nodes
 from passes.dependence import is_random
 from passes.differentiate import SEEDS, WEIGHTS
 from passes.driver import copy_graph
+from passes.reach import dependents, needed
 from passes.sizes import nbytes
 from passes.spec import tensors
 
@@ -72,9 +73,9 @@ def partition(gm: fx.GraphModule) -> Partition:
     results = output.args[0]
     inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
     weights = next(n for n in inputs if n.name == WEIGHTS)
-    late = _with_derivatives(gm.graph, _late(gm.graph, weights), results)
+    late = _with_derivatives(gm.graph, dependents(gm.graph, weights), results)
     wanted = {p: g for p, g in results["gradients"].items() if isinstance(g, fx.Node)}
-    pieces = _pieces(_needed(wanted.values(), late), wanted)
+    pieces = _pieces(needed(wanted.values(), late), wanted)
     saved: dict[fx.Node, int] = {}
     for nodes, names in pieces:
         for node in [*_operands(nodes), *(wanted[name] for name in names)]:
@@ -95,15 +96,6 @@ def partition(gm: fx.GraphModule) -> Partition:
     )
 
 
-def _late(graph: fx.Graph, weights: fx.Node) -> dict[fx.Node, None]:
-    """Nodes that depend on the weights, in order."""
-    late: dict[fx.Node, None] = {weights: None}
-    for node in graph.nodes:
-        if node.op != "output" and any(n in late for n in node.all_input_nodes):
-            late[node] = None
-    return late
-
-
 def _with_derivatives(
     graph: fx.Graph, late: dict[fx.Node, None], results: dict[str, Any]
 ) -> dict[fx.Node, None]:
@@ -113,7 +105,7 @@ def _with_derivatives(
     """
     plain = (results["losses"], results["aux"], results["mutated"])
     stack = [n for n in torch.utils._pytree.tree_leaves(plain) if isinstance(n, fx.Node)]
-    before = set(_needed(stack, dict.fromkeys(graph.nodes)))  # the user's own forward
+    before = set(needed(stack, graph.nodes))  # the user's own forward
     known = {n for n in _operands(late) if n in before}
     known |= {n for n in graph.nodes if n.op == "placeholder" and n.name not in (SEEDS, WEIGHTS)}
     moved = set()
@@ -125,17 +117,6 @@ def _with_derivatives(
             moved.add(node)
             known.add(node)
     return {n: None for n in graph.nodes if n in late or n in moved}
-
-
-def _needed(ends: Iterable[fx.Node], inside: dict[fx.Node, None]) -> list[fx.Node]:
-    """Nodes of `inside` that the ends depend on, in order."""
-    found, stack = set(), list(ends)
-    while stack:
-        node = stack.pop()
-        if node in inside and node not in found:
-            found.add(node)
-            stack += node.all_input_nodes
-    return [n for n in inside if n in found]
 
 
 def _operands(nodes: Iterable[fx.Node]) -> list[fx.Node]:
@@ -155,7 +136,7 @@ def _pieces(
     left = dict.fromkeys(late)
     nodes, names = [], []
     for name in order:
-        own = _needed([wanted[name]], left)
+        own = needed([wanted[name]], left)
         for node in own:
             del left[node]
         nodes, names = nodes + own, [*names, name]

@@ -6,6 +6,7 @@ from torch import fx
 from passes.dead import drop_dead_nodes
 from passes.differentiate import SEEDS, WEIGHTS
 from passes.kernels import weighted_gradient
+from passes.reach import dependents, needed
 from passes.spec import Spec
 
 aten = torch.ops.aten
@@ -28,7 +29,7 @@ def recompute(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
         next(n for n in gm.graph.nodes if n.op == "placeholder" and n.name == name)
         for name in (SEEDS, WEIGHTS)
     )
-    seeded, weighted = _dependents(gm.graph, seeds), _dependents(gm.graph, weights)
+    seeded, weighted = dependents(gm.graph, seeds), dependents(gm.graph, weights)
     scale = {weights}  # the weights themselves, cast and viewed
     for node in gm.graph.nodes:
         if node in weighted and all(a in scale for a in node.all_input_nodes if not _is_size(a)):
@@ -40,7 +41,7 @@ def recompute(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     ]
     copies: dict[fx.Node, fx.Node] = {seeds: weights}
     with gm.graph.inserting_before(output):
-        for node in _needed(gm.graph, wanted):
+        for node in needed(wanted, gm.graph.nodes):
             if node.op == "placeholder":
                 continue
             scaled = [a for a in node.all_input_nodes if a in scale]
@@ -56,24 +57,6 @@ def recompute(gm: fx.GraphModule, spec: Spec) -> fx.GraphModule:
     drop_dead_nodes(gm.graph)
     gm.recompile()
     return gm
-
-
-def _dependents(graph: fx.Graph, source: fx.Node) -> set[fx.Node]:
-    found = {source}
-    for node in graph.nodes:
-        if node.op != "output" and any(n in found for n in node.all_input_nodes):
-            found.add(node)
-    return found
-
-
-def _needed(graph: fx.Graph, ends: list[fx.Node]) -> list[fx.Node]:
-    needed, stack = set(ends), list(ends)
-    while stack:
-        for node in stack.pop().all_input_nodes:
-            if node not in needed:
-                needed.add(node)
-                stack.append(node)
-    return [n for n in graph.nodes if n in needed]
 
 
 def _is_size(node: fx.Node) -> bool:

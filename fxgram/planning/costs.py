@@ -10,10 +10,11 @@ import sympy
 from fxgram.planning.devices import Device, device
 from fxgram.planning.steps import PARTS, Path, Product, Step, path_of, steps, symbol, unit_of
 from passes import Choice, Factors
+from passes import evaluated as evaluated_sizes
 
 _PAIRS, _ROWS = 8, 80  # most blocks of rows, and least rows of a block, of a Gramian of pairs
 _SLICE = 2**24  # bytes of per-sample gradients that an allocator hands out again and again
-FRESH = 2**25  # larger blocks come from the system each time, page by page
+_FRESH = 2**25  # larger blocks come from the system each time, page by page
 
 
 @dataclass(frozen=True)
@@ -45,14 +46,7 @@ def device_of(factors: Factors) -> Device:
 
 def numbers(sizes: Mapping, samples: int) -> dict[str, int]:
     """Evaluate sizes of labels for a number of samples; only `k`, the rows, depends on it."""
-    found = {}
-    for label, size in sizes.items():
-        if not hasattr(size, "node"):
-            found[label] = int(size)
-            continue
-        expression = size.node.expr
-        found[label] = int(expression.subs(dict.fromkeys(expression.free_symbols, samples)))
-    return found
+    return dict(zip(sizes, evaluated_sizes(sizes.values(), samples)))
 
 
 @functools.cache
@@ -92,7 +86,7 @@ def total(choice: Choice, figures: Sequence[Figures], held: float, device: Devic
         seconds += max(work, stream) if step.stream == "bandwidth" else work + stream
         seconds += calls * (device.call if step.unit == "products" else device.backward_call)
         multiply_adds, moved = multiply_adds + products, moved + size
-    if held > FRESH and choice.kernel == "factors":
+    if held > _FRESH and choice.kernel == "factors":
         seconds += held / device.fresh
     return Cost(choice, float(multiply_adds), float(moved), held, seconds)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from passes import SEEDS, WEIGHTS, Spec, nbytes, tensors
+from passes import SEEDS, WEIGHTS, Spec, dependents, nbytes, tensors
 
 aten = torch.ops.aten
 
@@ -58,13 +58,9 @@ def ordinary(lowered: fx.GraphModule, spec: Spec, samples: int) -> float:
 
 def freed(lowered: fx.GraphModule, samples: int) -> float:
     """Bytes of activations that no weight gradient reads: gone once the cotangents exist."""
-    late: set[fx.Node] = set()
-    read: set[fx.Node] = set()
-    for node in lowered.graph.nodes:
-        inputs = node.all_input_nodes
-        if node.name == WEIGHTS or (node.op != "output" and any(n in late for n in inputs)):
-            late.add(node)
-            read.update(storage(n) for n in inputs)
+    weights = next(n for n in lowered.graph.nodes if n.name == WEIGHTS)
+    late = dependents(lowered.graph, weights)
+    read = {storage(n) for node in late for n in node.all_input_nodes}
     activations = _activations(lowered).items()
     return float(sum(nbytes(v, samples) for node, v in activations if node not in read))
 

@@ -1,15 +1,21 @@
 """Choose how the Gramian of each use is contracted, within a budget: pure functions over sizes."""
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import fx
 
-from fxgram.planning.costs import FRESH, Cost, candidates, device_of, numbers
+from fxgram.planning.costs import (
+    Cost,
+    candidates,
+    candidates_at,
+    device_of,
+    held_at,
+    numbers,
+)
 from fxgram.planning.costs import held as _held
-from fxgram.planning.steps import made
-from passes import Choice, Contribution, Factors
+from fxgram.planning.steps import Product, made
+from passes import Choice, Contribution, Factors, nbytes
 
 
 @dataclass(frozen=True)
@@ -112,7 +118,7 @@ def _kept(
         held = sum(_bytes(c, choice, samples) for c, choice in pairs if choice.keep)
         nodes = {n for c, choice in pairs if not choice.keep for n in _cotangents(c)}
         transient = max((_bytes(c, ch, samples) for c, ch in pairs if not ch.keep), default=0)
-        kept_for_backward = held + sum(_nbytes(n, samples) for n in nodes)
+        kept_for_backward = held + sum(nbytes(n.meta["val"], samples) for n in nodes)
         return max(0.0, kept_for_backward - budget.freed) + transient
 
     order = sorted(
@@ -166,41 +172,37 @@ def _first(
 
 
 def _of_unlike_uses(contribution: Contribution, samples: int, keep: bool, limit: float) -> Choice:
-    """Pairs of all uses of a parameter with each other, or their per-sample gradients added."""
+    """Pairs of all uses of a parameter with each other, or their per-sample gradients added.
+
+    Either costs what one use with all of their positions would.
+    """
+    product, sizes = _joined(contribution, samples)
     device = device_of(contribution.summands[0])
-    jacobian = _bytes(contribution, Choice(), samples)
-    pairs = _bytes(contribution, Choice("pairs"), samples)
-    columns = sum(sum(_own(f, samples)) for f in contribution.summands) / len(contribution.summands)
-    element = contribution.jacobians[0].meta["val"].element_size()
-    by_pairs = pairs / 2 * (columns / element / device.products + 3 / device.bandwidth)
-    adding = 3 * len(contribution.summands) * jacobian / device.bandwidth
-    by_gradients = adding + samples * jacobian / element / device.products
-    by_gradients += jacobian / device.fresh if jacobian > FRESH else 0
-    if jacobian > limit or (pairs <= limit and by_pairs < by_gradients):
-        return Choice("pairs", parts=min(samples, max(1, math.ceil(pairs / limit))))
-    return Choice(keep=keep)
+    found = [
+        cost
+        for cost in candidates_at(product, sizes, device, keep=keep, limit=limit)
+        if cost.choice.contraction == "pairs" or cost.choice.parts == 1
+    ]
+    fitting = [c for c in found if c.held <= limit]
+    return (fitting or sorted(found, key=lambda c: c.held))[0].choice
 
 
-def _own(factors: Factors, samples: int) -> list[int]:
-    """Columns of each factor."""
-    sizes = numbers(factors.sizes(), samples)
-    terms = factors.equation.split("->")[0].split(",")
-    start = 0 if factors.one_hot is None else 1
-    return [math.prod(sizes[c] for c in term if c not in "ks") for term in terms[start:]]
+def _joined(contribution: Contribution, samples: int) -> tuple[Product, dict[str, int]]:
+    """The uses of one parameter as a product without kernels, at all of their positions."""
+    every = [numbers(f.sizes(), samples) for f in contribution.summands]
+    at = next(i for i, f in enumerate(contribution.summands) if f.one_hot is None)
+    product = replace(Product.of(contribution.summands[at]), kernels=(), made="")
+    return product, {**every[at], "s": sum(sizes["s"] for sizes in every)}
 
 
 def _bytes(contribution: Contribution, choice: Choice, samples: int) -> float:
     """Bytes that a contribution holds at once."""
     factors = contribution.factors
     if contribution.summands and choice.contraction == "pairs":
-        rows = 0
-        for found in contribution.summands:
-            sizes = numbers(found.sizes(), samples)
-            rows += sizes["k"] * sizes["s"]
-        element = contribution.jacobians[0].meta["val"].element_size()
-        return 2 * element * rows * rows / choice.parts
+        product, sizes = _joined(contribution, samples)
+        return held_at(product, choice, sizes)
     if factors is None:
-        return sum(_nbytes(n, samples) for n in contribution.jacobians)
+        return sum(nbytes(n.meta["val"], samples) for n in contribution.jacobians)
     held = _held(factors, choice, numbers(factors.sizes(), samples))
     return held if choice.keep else held + _copied(factors, choice, samples)
 
@@ -214,7 +216,7 @@ def _copied(factors: Factors, choice: Choice, samples: int) -> float:
     laid_out = made(factors)  # windows are made, and then put in rows
     terms = factors.equation.split("->")[0].split(",")
     return sum(
-        (2 if term == laid_out else 1) * _nbytes(operand, samples)
+        (2 if term == laid_out else 1) * nbytes(operand.meta["val"], samples)
         for term, operand in zip(terms, factors.operands)
     )
 
@@ -228,12 +230,6 @@ def _cotangents(contribution: Contribution) -> list[fx.Node]:
             node = node.all_input_nodes[0]
         found.append(node)
     return found
-
-
-def _nbytes(node: fx.Node, samples: int) -> int:
-    value = node.meta["val"]
-    sizes = numbers(dict(enumerate(value.shape)), samples)
-    return math.prod(sizes.values()) * value.element_size()
 
 
 def _with_biases(
